@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from everbatch.base.errors import ModelLoadError
 
-# head_dim at most 65,536 and so on: beyond every model, and small enough that products stay sane.
+# Beyond every model; it bounds what a hostile config can make the loader enumerate.
 MAX_LAYERS = 4096
-MAX_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
