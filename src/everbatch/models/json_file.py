@@ -1,0 +1,46 @@
+"""Reads an untrusted JSON object, so that whatever is wrong with it is a ModelLoadError.
+
+Called by weights.py and safetensors_files.py.
+"""
+
+import json
+from pathlib import Path
+
+from everbatch.base.errors import ModelLoadError
+
+# config.json has some kilobytes, the index of the largest models some hundred.
+MAX_JSON_BYTES = 32 << 20
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """The object in the file `path`."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(raw) > MAX_JSON_BYTES:
+        raise ModelLoadError(f"{path}: longer than the limit of {MAX_JSON_BYTES:,} bytes")
+    return parse_object(raw, str(path))
+
+
+def parse_object(raw: bytes, what: str) -> dict[str, object]:
+    """The JSON object in `raw`; `what` is how errors call it. A key that appears twice is an
+    error: readers would disagree on which one counts."""
+
+    def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in values if keys.count(key) > 1)
+            raise ModelLoadError(f"{what}: the key {twice!r:.80} appears twice")
+        return values
+
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=no_duplicates)
+    except (ValueError, RecursionError) as error:
+        # ValueError: not UTF-8, not JSON, or a number with thousands of digits.
+        raise ModelLoadError(f"{what} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{what} is not a JSON object")
+    return value
