@@ -1,0 +1,393 @@
+"""Compare two commands side by side, round by round, on a machine whose speed is not steady.
+
+    python benchmarks/harness.py --name NAME --a 'CMD' --b 'CMD' --figure decode_tokens_per_s
+
+A candidate is any command that prints a JSON object of figures on a line of its own as the last
+such line; it may live in another virtual environment. A round runs A, then B, with a probe of the
+machine's ceilings before, between and after. A round in which the probe moved by more than
+MAX_PROBE_CHANGE is dropped, because somebody else used the machine; the rest give medians, and one
+ratio A/B a round, whose median is the result. Every round, kept or not, goes into a JSON file.
+
+Belongs here: rounds, probe, lock, statistics, record. Not here: what is measured (bench_*.py and
+the candidates). Absolute times of different runs do not compare; ratios do.
+"""
+
+import argparse
+import fcntl
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+MAX_PROBE_CHANGE = 0.05  # share; neighbours halve the bandwidth of a shared machine for minutes
+MIN_KEPT_ROUNDS = 5
+MAX_ROUNDS = 15
+CANDIDATE_TIMEOUT_S = 1800
+PROBE_REPEATS = 9
+LOCK_PATH = Path(tempfile.gettempdir()) / "everbatch-benchmark.lock"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS_DIR = ROOT / "benchmarks" / "results"
+THREAD_VARIABLES = re.compile(r"^(OMP|OPENBLAS|MKL|GOMP|KMP|VLLM|LD_PRELOAD)")
+
+Figures = Mapping[str, Any]  # numbers by name; facts such as versions may stand beside them
+
+
+class BenchmarkError(Exception):
+    """A measurement that cannot be made or that proves nothing; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the machine reached at one moment, through numpy and all of its cores."""
+
+    read_gb_per_s: float  # matrix-vector product over 256 MiB: the shape of decode
+    matrix_gflop_per_s: float  # float32 matrix product: the shape of prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A command to measure; `label` names it in results."""
+
+    label: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One run of A and of B, with the probes before A, between A and B, and after B."""
+
+    a: Figures
+    b: Figures
+    probes: tuple[Probe, Probe, Probe]
+
+    @property
+    def probe_change(self) -> float:
+        """The largest change of a probe's figure within the round, as a share of its maximum."""
+        reads = [probe.read_gb_per_s for probe in self.probes]
+        matrices = [probe.matrix_gflop_per_s for probe in self.probes]
+        return max((max(values) - min(values)) / max(values) for values in (reads, matrices))
+
+    @property
+    def kept(self) -> bool:
+        """Whether the machine was steady enough for the round to count."""
+        return self.probe_change <= MAX_PROBE_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One figure over the kept rounds; `ratio` is the median of the rounds' A/B."""
+
+    figure: str
+    median_a: float
+    median_b: float
+    ratio: float
+    ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to compare. `at_least` maps a figure to the smallest ratio A/B that is good enough."""
+
+    name: str
+    a: Candidate
+    b: Candidate
+    figures: tuple[str, ...]
+    at_least: Mapping[str, float] = field(default_factory=dict)
+    min_kept_rounds: int = MIN_KEPT_ROUNDS
+    max_rounds: int = MAX_ROUNDS
+
+
+class Machine(Protocol):
+    """The seam between the order of a comparison and the machine that it runs on."""
+
+    def probe(self) -> Probe:
+        """Measure the ceilings now."""
+        ...
+
+    def run(self, candidate: Candidate) -> Figures:
+        """Run the candidate to its end and give its figures."""
+        ...
+
+
+class ThisMachine:
+    """Runs candidates as processes and probes with numpy."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self._matrix = rng.random((16_384, 4_096), dtype=np.float32)  # 256 MiB, beyond any cache
+        self._vector = rng.random(4_096, dtype=np.float32)
+        self._square = rng.random((1_024, 1_024), dtype=np.float32)
+
+    def probe(self) -> Probe:
+        read_s = _best_seconds(lambda: self._matrix @ self._vector)
+        matrix_s = _best_seconds(lambda: self._square @ self._square)
+        return Probe(self._matrix.nbytes / read_s / 1e9, 2 * 1_024**3 / matrix_s / 1e9)
+
+    def run(self, candidate: Candidate) -> Figures:
+        try:
+            process = subprocess.run(
+                candidate.argv, capture_output=True, text=True, timeout=CANDIDATE_TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BenchmarkError(f"{candidate.label}: {error}") from error
+        if process.returncode != 0:
+            raise BenchmarkError(
+                f"{candidate.label} ended with status {process.returncode}:\n"
+                f"{process.stderr[-2_000:]}"
+            )
+        return parse_figures(candidate.label, process.stdout)
+
+
+def parse_figures(label: str, output: str) -> Figures:
+    """Give the numbers of the last line of the output that is a JSON object."""
+    for line in reversed(output.splitlines()):
+        if not line.startswith("{"):
+            continue
+        try:
+            return dict(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    raise BenchmarkError(f"{label} printed no JSON object on a line of its own")
+
+
+def run_rounds(plan: Plan, machine: Machine) -> list[Round]:
+    """Run A B A B … until enough rounds are kept or `max_rounds` were run; give all of them."""
+    rounds: list[Round] = []
+    before = machine.probe()
+    while len(rounds) < plan.max_rounds and num_kept(rounds) < plan.min_kept_rounds:
+        figures_a = _run_checked(machine, plan.a, plan.figures)
+        between = machine.probe()
+        figures_b = _run_checked(machine, plan.b, plan.figures)
+        after = machine.probe()
+        rounds.append(Round(figures_a, figures_b, (before, between, after)))
+        before = after
+        _report_round(len(rounds), rounds[-1], plan.figures)
+    return rounds
+
+
+def num_kept(rounds: Sequence[Round]) -> int:
+    """How many rounds count."""
+    return sum(one.kept for one in rounds)
+
+
+def summarize(plan: Plan, rounds: Sequence[Round]) -> list[Summary]:
+    """Give one summary a figure over the kept rounds; BenchmarkError if too few were kept."""
+    kept = [one for one in rounds if one.kept]
+    if len(kept) < plan.min_kept_rounds:
+        raise BenchmarkError(
+            f"only {len(kept)} of {len(rounds)} rounds kept, {plan.min_kept_rounds} are needed: "
+            "the machine's ceilings moved too much; end what else runs here and try again"
+        )
+    return [_summarize_figure(figure, kept) for figure in plan.figures]
+
+
+def shortfalls(plan: Plan, summaries: Sequence[Summary]) -> list[str]:
+    """Say in one sentence each which ratios are smaller than the plan asks for."""
+    return [
+        f"{summary.figure}: ratio {summary.ratio:.2f} is below {plan.at_least[summary.figure]:.2f}"
+        for summary in summaries
+        if summary.ratio < plan.at_least.get(summary.figure, 0.0)
+    ]
+
+
+@contextmanager
+def machine_lock(path: Path) -> Iterator[None]:
+    """Hold the only right to measure on this machine; BenchmarkError if another process has it."""
+    with path.open("a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise BenchmarkError(
+                f"another benchmark runs here (process {file.read().strip()}, {path}): two at once "
+                "would measure each other; wait for it"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def compare(
+    plan: Plan,
+    machine: Machine | None = None,
+    results_dir: Path = RESULTS_DIR,
+    lock_path: Path = LOCK_PATH,
+) -> int:
+    """Run the whole comparison, write the record, print the outcome; give the exit status."""
+    with machine_lock(lock_path):
+        rounds = run_rounds(plan, machine or ThisMachine())
+    path = write_record(plan, rounds, results_dir)
+    print(f"all rounds: {path}")
+    summaries = summarize(plan, rounds)
+    print_summaries(plan, summaries)
+    failures = shortfalls(plan, summaries)
+    for failure in failures:
+        print(failure)
+    return 1 if failures else 0
+
+
+def write_record(plan: Plan, rounds: Sequence[Round], results_dir: Path) -> Path:
+    """Write plan, machine, versions and all raw rounds as JSON; give the file's path."""
+    now = datetime.now(UTC)
+    enough = num_kept(rounds) >= plan.min_kept_rounds
+    record = {
+        "name": plan.name,
+        "finished_at": now.isoformat(timespec="seconds"),
+        "machine": machine_facts(),
+        "versions": versions(),
+        "commit": commit(),
+        "plan": asdict(plan),
+        "max_probe_change": MAX_PROBE_CHANGE,
+        "summary": [asdict(summary) for summary in summarize(plan, rounds)] if enough else None,
+        "rounds": [
+            {**asdict(one), "probe_change": round(one.probe_change, 4), "kept": one.kept}
+            for one in rounds
+        ],
+    }
+    results_dir.mkdir(parents=True, exist_ok=True)
+    path = results_dir / f"{plan.name}-{now:%Y%m%d-%H%M%S}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def print_summaries(plan: Plan, summaries: Sequence[Summary]) -> None:
+    """Print one line a figure: both medians, the ratio, and how far the rounds' ratios spread."""
+    print(f"A = {plan.a.label}, B = {plan.b.label}")
+    for one in summaries:
+        print(
+            f"{one.figure}: A {one.median_a:.4g}, B {one.median_b:.4g}, A/B {one.ratio:.3f} "
+            f"({min(one.ratios):.3f} to {max(one.ratios):.3f} in {len(one.ratios)} rounds)"
+        )
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a reader needs to know of the machine: CPU, cores, memory, system, thread settings."""
+    return {
+        "cpu": _first_match("/proc/cpuinfo", r"^model name\s*:\s*(.+)$") or platform.processor(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "memory_kib": int(_first_match("/proc/meminfo", r"^MemTotal:\s*(\d+) kB$") or 0),
+        "system": platform.platform(),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if THREAD_VARIABLES.match(k)},
+    }
+
+
+def versions() -> dict[str, str]:
+    """The harness's own Python and packages; a candidate prints those of its environment itself."""
+    installed: dict[str, str] = {
+        dist.name.lower(): dist.version for dist in metadata.distributions()
+    }
+    named: dict[str, str] = {
+        name: installed[name] for name in ("everbatch", "numpy") if name in installed
+    }
+    return {"python": platform.python_version(), **named}
+
+
+def commit() -> str | None:
+    """The commit checked out, with "-dirty" behind it if tracked files differ; None without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return process.stdout.strip()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--name", required=True, help="the result file's name begins with it")
+    parser.add_argument("--a", required=True, metavar="CMD", help="the candidate")
+    parser.add_argument("--b", required=True, metavar="CMD", help="what it is compared with")
+    parser.add_argument("--figure", required=True, action="append", help="may be given repeatedly")
+    parser.add_argument("--rounds", type=int, default=MIN_KEPT_ROUNDS, help="rounds to keep")
+    parser.add_argument("--max-rounds", type=int, default=MAX_ROUNDS, help="rounds to try")
+    options = parser.parse_args(arguments)
+    plan = Plan(
+        name=options.name,
+        a=Candidate("A", tuple(shlex.split(options.a))),
+        b=Candidate("B", tuple(shlex.split(options.b))),
+        figures=tuple(options.figure),
+        min_kept_rounds=options.rounds,
+        max_rounds=options.max_rounds,
+    )
+    return exit_status(plan)
+
+
+def exit_status(plan: Plan) -> int:
+    """Compare, with a BenchmarkError printed as one line and status 2."""
+    try:
+        return compare(plan)
+    except BenchmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run_checked(machine: Machine, candidate: Candidate, figures: Sequence[str]) -> Figures:
+    """Run the candidate; BenchmarkError at once if it lacks a figure that ratios are made of."""
+    measured = machine.run(candidate)
+    for figure in figures:
+        value = measured.get(figure)
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise BenchmarkError(
+                f"{candidate.label} gave {figure} = {value!r}, a positive number is needed; "
+                f"it gave {', '.join(measured) or 'nothing'}"
+            )
+    return measured
+
+
+def _summarize_figure(figure: str, kept: Sequence[Round]) -> Summary:
+    ratios = tuple(one.a[figure] / one.b[figure] for one in kept)
+    return Summary(
+        figure,
+        median_a=statistics.median(one.a[figure] for one in kept),
+        median_b=statistics.median(one.b[figure] for one in kept),
+        ratio=statistics.median(ratios),
+        ratios=ratios,
+    )
+
+
+def _best_seconds(action: Callable[[], object]) -> float:
+    """The shortest of PROBE_REPEATS runs: a ceiling, so that single hiccups do not count."""
+    action()
+    best_ns = min(_elapsed_ns(action) for _ in range(PROBE_REPEATS))
+    return best_ns / 1e9
+
+
+def _elapsed_ns(action: Callable[[], object]) -> int:
+    start_ns = time.perf_counter_ns()
+    action()
+    return time.perf_counter_ns() - start_ns
+
+
+def _report_round(number: int, one: Round, figures: Sequence[str]) -> None:
+    verdict = "kept" if one.kept else "dropped"
+    shown = ", ".join(f"{name} {one.a.get(name)} : {one.b.get(name)}" for name in figures)
+    print(f"round {number}: {shown}; probe moved {one.probe_change:.1%}, {verdict}", flush=True)
+
+
+def _first_match(path: str, pattern: str) -> str | None:
+    try:
+        match = re.search(pattern, Path(path).read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    return match.group(1) if match else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
