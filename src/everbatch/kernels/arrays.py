@@ -11,3 +11,4 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float32]
 Int32s: TypeAlias = NDArray[np.int32]
 Indices: TypeAlias = NDArray[np.integer]
+Flags: TypeAlias = NDArray[np.bool_]

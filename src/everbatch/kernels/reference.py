@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from everbatch.kernels.arrays import Floats, Indices
+from everbatch.kernels.arrays import Flags, Floats, Indices
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
 from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
@@ -23,6 +23,7 @@ MAX_SCORES = 4 * 2**20
 MAX_GATHERED = 4 * 2**20
 # Short pieces also skip most of the products that the causal mask would throw away.
 MAX_PIECE_ROWS = 256
+STRIP_ROWS = 64
 
 
 class ReferenceKernels:
@@ -30,13 +31,15 @@ class ReferenceKernels:
 
     def __init__(self, shape: NetworkShape, weights: NetworkWeights) -> None:
         self.shape = shape
-        self.embedding = _packed(weights.embedding)
         # Read one layer at a time, so that the caller can drop what has been copied.
         self.layers = [_PackedLayer.pack(layer, shape) for layer in weights.layers]
-        self.final_norm = _packed(weights.final_norm)
+        self.final_norm = weights.final_norm
+        self.lm_head = _packed(weights.lm_head)
+        # One matrix where they are tied: looking up columns costs 6 ms for 512 tokens, the matrix
+        # of SmolLM2 113 MB.
         tied = weights.lm_head is weights.embedding
-        self.lm_head = self.embedding if tied else _packed(weights.lm_head)
-        self.inverse_frequencies = _packed(weights.inverse_frequencies)
+        self.embedding = self.lm_head.T if tied else weights.embedding
+        self.inverse_frequencies = weights.inverse_frequencies
         self.rotary_scale = np.float32(weights.rotary_scale)
         assert len(self.layers) == shape.num_layers
 
@@ -100,7 +103,8 @@ class ReferenceStep:
         weights = self._kernels.layers[layer]
         normed = _rms_norm(hidden, weights.mlp_norm, self._kernels.shape.rms_norm_eps)
         gate_up = _linear(normed, weights.gate_up, weights.gate_up_bias)
-        gate, up = np.split(gate_up, 2, axis=1)
+        half = gate_up.shape[1] // 2
+        gate, up = gate_up[:, :half], gate_up[:, half:]
         hidden += _linear(_silu(gate) * up, weights.down, weights.down_bias)
         return hidden
 
@@ -138,16 +142,16 @@ class ReferenceStep:
 
 @dataclass(frozen=True, slots=True)
 class _PackedLayer:
-    """One layer's weights; matrices that share an input are one matrix, [out, in]."""
+    """One layer's weights; matrices that share an input are one matrix, [in, out]."""
 
     attention_norm: Floats
-    qkv: Floats  # [(H + 2 H_kv) * D, hidden]
+    qkv: Floats  # [hidden, (H + 2 H_kv) * D]
     qkv_bias: Floats | None
     qk_norm: Floats | None  # [H + H_kv, D]
     o: Floats
     o_bias: Floats | None
     mlp_norm: Floats
-    gate_up: Floats  # [2 * intermediate, hidden]
+    gate_up: Floats  # [hidden, 2 * intermediate]
     gate_up_bias: Floats | None
     down: Floats
     down_bias: Floats | None
@@ -159,13 +163,13 @@ class _PackedLayer:
             per_head = [weights.q_norm] * shape.num_heads + [weights.k_norm] * shape.num_kv_heads
             qk_norm = np.stack(per_head)
         return _PackedLayer(
-            attention_norm=_packed(weights.attention_norm),
+            attention_norm=weights.attention_norm,
             qkv=_packed(weights.q_proj, weights.k_proj, weights.v_proj),
             qkv_bias=_packed_bias(weights.q_bias, weights.k_bias, weights.v_bias),
             qk_norm=qk_norm,
             o=_packed(weights.o_proj),
             o_bias=_packed_bias(weights.o_bias),
-            mlp_norm=_packed(weights.mlp_norm),
+            mlp_norm=weights.mlp_norm,
             gate_up=_packed(weights.gate_proj, weights.up_proj),
             gate_up_bias=_packed_bias(weights.gate_bias, weights.up_bias),
             down=_packed(weights.down_proj),
@@ -196,19 +200,16 @@ class _DecodeGroup:
 
     tokens: Indices  # [B] indices into T
     blocks: Indices  # [B, blocks of the longest]
-    bias: Floats  # [B, 1, 1, padded context] float32: 0 inside the context, -inf outside
-    outside: tuple[Indices, ...]  # row and position of all that is outside
+    outside: Flags  # [B, padded context]: True past the end of the context
 
     @staticmethod
     def of_rows(batch: PackedBatch, kv: KVStorage, rows: Indices) -> "_DecodeGroup":
         context_lens = batch.context_lens[rows, None]
         num_blocks = int(-(-context_lens.max() // kv.block_size))
-        outside = np.arange(num_blocks * kv.block_size) >= context_lens
         return _DecodeGroup(
             tokens=batch.cu_seqlens_q[rows],
             blocks=batch.block_tables[rows, :num_blocks],
-            bias=np.where(outside, np.float32(-np.inf), np.float32(0))[:, None, None, :],
-            outside=outside.nonzero(),
+            outside=np.arange(num_blocks * kv.block_size) >= context_lens,
         )
 
 
@@ -251,10 +252,11 @@ def _attend_decodes(
     padded = (len(group.tokens), -1, *keys.shape[2:])  # [B, padded context, H_kv, D]
     context_keys = keys[group.blocks].reshape(padded)
     context_values = values[group.blocks].reshape(padded)
-    # A weight of 0 does not hide a NaN, and slots outside may hold what another request left.
-    context_values[group.outside] = 0
+    # Slots outside may hold what another request left, even a NaN. So scores there are replaced,
+    # not lowered, and values are cleared: a weight of 0 times NaN is NaN.
     scores = queries[group.tokens] @ context_keys.transpose(0, 2, 3, 1)
-    scores += group.bias
+    np.copyto(scores, -np.inf, where=group.outside[:, None, None, :])
+    context_values[group.outside] = 0
     attended[group.tokens] = _softmax(scores) @ context_values.transpose(0, 2, 1, 3)
 
 
@@ -277,13 +279,11 @@ def _rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
 def _rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
     """Rotate the pairs (i, i + D/2) of x [T, heads, D] by the angles of cos, sin [T, 1, D/2].
     RoPE (arXiv 2104.09864) in the half-split order of checkpoints in Hugging Face format."""
-    first, second = np.split(x, 2, axis=-1)
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
     rotated = np.empty_like(x)
-    out_first, out_second = np.split(rotated, 2, axis=-1)
-    np.multiply(first, cos, out=out_first)
-    out_first -= second * sin
-    np.multiply(second, cos, out=out_second)
-    out_second += first * sin
+    rotated[..., :half] = first * cos - second * sin
+    rotated[..., half:] = second * cos + first * sin
     return rotated
 
 
@@ -296,8 +296,8 @@ def _silu(x: Floats) -> Floats:
 
 
 def _linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
-    """x [T, in] times weight [out, in] transposed, plus bias [out]."""
-    product = x @ weight.T
+    """x [T, in] times weight [in, out], plus bias [out]."""
+    product = x @ weight
     if bias is not None:
         product += bias
     return product
@@ -309,13 +309,21 @@ def _by_slot(blocks: Floats) -> Floats:
 
 
 def _packed(*parts: Floats) -> Floats:
-    """The parts on top of each other, contiguous float32; no copy of one that already is."""
-    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return np.ascontiguousarray(joined, np.float32)
+    """Matrices [out, in] side by side as one [in, out], contiguous.
+    OpenBLAS multiplies 4 to 32 rows up to 1.6 times as fast by this layout as by [out, in]."""
+    packed = np.empty((parts[0].shape[1], sum(len(part) for part in parts)), np.float32)
+    column = 0
+    for part in parts:
+        # Transposed in strips that fit the cache: four times as fast as at once.
+        for start in range(0, len(part), STRIP_ROWS):
+            strip = part[start : start + STRIP_ROWS]
+            packed[:, column : column + len(strip)] = strip.T
+            column += len(strip)
+    return packed
 
 
 def _packed_bias(*parts: Floats | None) -> Floats | None:
-    """As _packed; None where the model has none of these biases."""
+    """The biases one after the other; None where the model has none of them."""
     present = [part for part in parts if part is not None]
     assert len(present) in (0, len(parts))
-    return _packed(*present) if present else None
+    return np.concatenate(present) if present else None
