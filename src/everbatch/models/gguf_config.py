@@ -35,6 +35,7 @@ def from_gguf(
     GGUF has no key for tied embeddings and biases: a tensor that is there is used. Frequency
     factors are a tensor too and are not yet in the result. Errors as in `hf_config.from_hf`."""
     fields = Fields(metadata, source)
+    _refuse_split(fields)
     architecture = fields.text("general.architecture")
     if architecture not in _ARCHITECTURES:
         fields.refuse(
@@ -69,12 +70,16 @@ def from_gguf(
     return config
 
 
-def _refuse_unsupported(fields: Fields, architecture: str) -> None:
+def _refuse_split(fields: Fields) -> None:
+    # First of all: only the first part of a split file names its architecture.
     if fields.integer_or("split.count", 1, minimum=0) > 1:
         fields.refuse(
             "split GGUF is not supported: join the parts with `llama-gguf-split --merge` and give "
             "the one file"
         )
+
+
+def _refuse_unsupported(fields: Fields, architecture: str) -> None:
     if fields.integer_or(f"{architecture}.expert_count", 0, minimum=0):
         fields.refuse(
             f"{architecture}.expert_count is set: mixture of experts is not supported, dense "

@@ -14,6 +14,7 @@ import numpy as np
 
 from everbatch.base.errors import ModelLoadError, UnsupportedModel
 from everbatch.base.gguf_header import GgufHeader, GgufTensorInfo, read_header
+from everbatch.kernels.arrays import Floats
 from everbatch.models.config import FrequencyFactors, ModelConfig, check_consistency
 from everbatch.models.gguf_config import from_gguf
 from everbatch.models.stored_tensor import GGUF_TYPES, StoredTensor, read_as_float32
@@ -44,7 +45,7 @@ def open_gguf(path: Path) -> GgufModel:
     return GgufModel(config, tensors)
 
 
-def undo_permutation(config: ModelConfig, name: str, values: np.ndarray) -> np.ndarray:
+def undo_permutation(config: ModelConfig, name: str, values: Floats) -> Floats:
     """Give q and k of the llama architecture the row order of Hugging Face; others as they are.
     llama.cpp rotates pairs (2i, 2i+1) there, so its converter interleaves the two halves of each
     head's rows (conversion/llama.py, permute); this network rotates (i, i + head_dim/2)."""

@@ -12,12 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
 from everbatch.base.errors import ModelLoadError
+from everbatch.kernels.arrays import Floats
+
+Bytes: TypeAlias = NDArray[np.uint8]
 
 # 256 KiB of float32, which stays in a core's cache; a multiple of every block size below.
 _CHUNK_VALUES = 1 << 16
@@ -43,18 +47,18 @@ class _Conversion:
 
     block_size: int
     block_bytes: int
-    convert: Callable[[np.ndarray], np.ndarray]
+    convert: Callable[[Bytes], Floats]
 
 
-def _from_f32(raw: np.ndarray) -> np.ndarray:
+def _from_f32(raw: Bytes) -> Floats:
     return raw.view("<f4")
 
 
-def _from_f16(raw: np.ndarray) -> np.ndarray:
+def _from_f16(raw: Bytes) -> Floats:
     return raw.view("<f2").astype(np.float32)
 
 
-def _from_bf16(raw: np.ndarray) -> np.ndarray:
+def _from_bf16(raw: Bytes) -> Floats:
     # bfloat16 is the upper half of a float32.
     return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
@@ -63,7 +67,7 @@ def _quantized(type_name: str) -> _Conversion:
     kind = gguf.GGMLQuantizationType[type_name]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
 
-    def convert(raw: np.ndarray) -> np.ndarray:
+    def convert(raw: Bytes) -> Floats:
         # One long row: the package converts 16 rows at a time, so many short ones take 2.5 times
         # as long (SmolLM2-135M, Q4_1).
         return gguf.dequantize(raw.reshape(1, -1), kind).reshape(-1)
@@ -84,7 +88,7 @@ PLAIN_TYPES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of one value
 GGUF_TYPES = tuple(_CONVERSIONS)
 
 
-def read_as_float32(file: BinaryIO, tensor: StoredTensor) -> np.ndarray:
+def read_as_float32(file: BinaryIO, tensor: StoredTensor) -> Floats:
     """Read one tensor: a new C-contiguous float32 array of `tensor.shape`.
     ModelLoadError where the file ends early or cannot be read."""
     conversion = _CONVERSIONS[tensor.type]
@@ -98,5 +102,6 @@ def read_as_float32(file: BinaryIO, tensor: StoredTensor) -> np.ndarray:
             raise ModelLoadError(
                 f"{tensor.path}: truncated: it ended inside tensor {tensor.stored_name!r}"
             )
-        values[start:stop] = conversion.convert(np.frombuffer(raw, np.uint8))
+        with np.errstate(all="ignore"):  # Weights that are no numbers show up in the logits.
+            values[start:stop] = conversion.convert(np.frombuffer(raw, np.uint8))
     return values.reshape(tensor.shape)

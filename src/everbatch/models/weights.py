@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from everbatch.base.errors import ModelLoadError
+from everbatch.kernels.arrays import Floats
 from everbatch.models.config import ModelConfig
 from everbatch.models.gguf_file import open_gguf, undo_permutation
 from everbatch.models.hf_config import from_hf
 from everbatch.models.json_file import read_json
+from everbatch.models.llama import tensor_shapes
 from everbatch.models.safetensors_files import list_safetensors
 from everbatch.models.stored_tensor import StoredTensor, read_as_float32
-from everbatch.models.tensor_names import LM_HEAD, expected_shapes, is_computed
+from everbatch.models.tensor_names import LM_HEAD, is_computed
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -34,15 +34,13 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """tensors: float32, C-contiguous, Hugging Face names, projections [out, in]; without lm_head
-    where config.tie_word_embeddings. stored_types: the types in the file, most bytes first."""
+    where config.tie_word_embeddings. A backend that packs them empties the dict.
+    stored_types: the types in the file, most bytes first."""
 
     config: ModelConfig
-    tensors: dict[str, np.ndarray]
+    tensors: dict[str, Floats]
+    num_parameters: int
     stored_types: tuple[str, ...]
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(tensor.size for tensor in self.tensors.values())
 
 
 def load_config(path: Path) -> ModelConfig:
@@ -64,7 +62,8 @@ def load_model(path: Path, progress: Progress | None = None) -> LoadedModel:
     wanted = _wanted(config, stored, path)
     reorder = partial(undo_permutation, config) if _is_gguf(path) else _as_it_is
     tensors = _read(wanted, reorder, progress or _no_progress)
-    return LoadedModel(config, tensors, _stored_types(wanted))
+    num_parameters = sum(values.size for values in tensors.values())
+    return LoadedModel(config, tensors, num_parameters, _stored_types(wanted))
 
 
 def _is_gguf(path: Path) -> bool:
@@ -91,11 +90,11 @@ def _directory_config(directory: Path) -> ModelConfig:
 
 
 def _wanted(config: ModelConfig, stored: Iterable[StoredTensor], path: Path) -> list[StoredTensor]:
-    """The network's tensors in network order; ModelLoadError names one missing, left over, or of
+    """The network's tensors, in its order; ModelLoadError names one missing, left over, or of
     another shape."""
     by_name = {tensor.name: tensor for tensor in stored}
     wanted = []
-    for name, shape in expected_shapes(config):
+    for name, shape in tensor_shapes(config).items():
         tensor = by_name.pop(name, None)
         if tensor is None:
             raise ModelLoadError(f"{path}: tensor {name!r} is missing")
@@ -118,12 +117,12 @@ def _wanted(config: ModelConfig, stored: Iterable[StoredTensor], path: Path) -> 
 
 def _read(
     wanted: list[StoredTensor],
-    reorder: Callable[[str, np.ndarray], np.ndarray],
+    reorder: Callable[[str, Floats], Floats],
     progress: Progress,
-) -> dict[str, np.ndarray]:
+) -> dict[str, Floats]:
     total = sum(tensor.num_bytes for tensor in wanted)
     done = 0
-    tensors: dict[str, np.ndarray] = {}
+    tensors: dict[str, Floats] = {}
     for path in dict.fromkeys(tensor.path for tensor in wanted):
         try:
             with path.open("rb") as file:
@@ -137,7 +136,7 @@ def _read(
     return tensors
 
 
-def _as_it_is(name: str, values: np.ndarray) -> np.ndarray:
+def _as_it_is(name: str, values: Floats) -> Floats:
     return values
 
 
