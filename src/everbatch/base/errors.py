@@ -3,8 +3,8 @@
     EverbatchError
     ├── ConfigError            an option has an impossible value, alone or together with another
     ├── InvalidRequest         a request that cannot be served as asked; names the parameter
-    ├── ModelLoadError         weights, config, tokenizer: missing, broken, or of a kind not supported
-    │   └── UnsupportedModel   readable, but an architecture or a feature that everbatch does not have
+    ├── ModelLoadError         files missing, broken, or of a kind not supported
+    │   └── UnsupportedModel   readable, but a kind or a feature that everbatch does not have
     ├── EventLogError          an event log that cannot be written or read
     ├── ExecutorError          a forward pass failed
     └── InvariantViolation     a belief of ours turned out wrong; carries the facts

@@ -1,7 +1,8 @@
 """How a client wants its tokens chosen: vLLM's and OpenAI's names and ranges.
 
-Belongs here: the values and their limits. Not here: choosing (kernels), finding stop strings (tokenizer). The core
-reads `max_tokens` only. Used by the Python API, the server and the model executor.
+Belongs here: the values and their limits. Not here: choosing (kernels), finding stop strings
+(tokenizer). The core reads `max_tokens` only. Used by the Python API, the server and the model
+executor.
 """
 
 import math

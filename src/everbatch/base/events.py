@@ -1,0 +1,185 @@
+"""Every event of the log: what happened to whom, when. docs/events.md describes them for readers.
+
+Typed, frozen, versioned: a field may be added within a version, never renamed or dropped. Times are
+nanoseconds of the engine's clock, `step` is the number of the step concerned (0: before the first).
+The log is a delta log: a step in which nothing joined, left, or got or lost a block writes no line
+of its own; runs of such steps become one QuietSteps line (eventlog.EventLogWriter).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+EVENT_LOG_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request was accepted; it is WAITING."""
+
+    kind: ClassVar[str] = "arrived"
+    t: int
+    id: str
+    prompt_tokens: int
+    max_tokens: int
+    priority: int
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A request was refused at arrival: it can never run, or there is no room to wait."""
+
+    kind: ClassVar[str] = "rejected"
+    t: int
+    id: str
+    prompt_tokens: int
+    max_tokens: int
+    reason: str
+    needed: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """WAITING to PREFILL: the request took a slot. `resumed` after a preemption."""
+
+    kind: ClassVar[str] = "admitted"
+    t: int
+    step: int
+    id: str
+    slot: int
+    cached_tokens: int
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """PREFILL to DECODE. `emitted` is false after a rebuild, whose outputs were emitted before."""
+
+    kind: ClassVar[str] = "decoding"
+    t: int
+    step: int
+    id: str
+    emitted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A live request got no token, for another reason than the last time."""
+
+    kind: ClassVar[str] = "deferred"
+    t: int
+    step: int
+    id: str
+    reason: str
+    needed: int
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """PREFILL or DECODE to PREEMPTED and, to recompute, on to WAITING."""
+
+    kind: ClassVar[str] = "preempted"
+    t: int
+    step: int
+    id: str
+    slot: int
+    computed_tokens: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Any state to FINISHED, with the one reason; the request's final event."""
+
+    kind: ClassVar[str] = "finished"
+    t: int
+    step: int
+    id: str
+    reason: str
+    output_tokens: int
+    cached_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRan:
+    """A forward pass from `start` to `t`.
+
+    `chunks` are (id, first token, tokens) of prompts and histories; `blocks` are (id, blocks) that
+    were taken from the pool; `left` are requests that paused decoding, `joined` those that decode
+    from this step on. `decodes` requests consumed one token each; `emitted` outputs were new.
+    """
+
+    kind: ClassVar[str] = "step"
+    t: int
+    step: int
+    start: int
+    tokens: int
+    emitted: int
+    decodes: int
+    chunks: tuple[tuple[str, int, int], ...]
+    blocks: tuple[tuple[str, tuple[int, ...]], ...]
+    joined: tuple[str, ...]
+    left: tuple[str, ...]
+    free_blocks: int
+    cached_blocks: int
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the step was the one before, once more."""
+        return not (self.chunks or self.blocks or self.joined or self.left)
+
+
+@dataclass(frozen=True, slots=True)
+class QuietSteps:
+    """`count` steps from number `step` on in which the same requests decoded."""
+
+    kind: ClassVar[str] = "steps"
+    t: int
+    step: int
+    start: int
+    count: int
+    decodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """A forward pass failed and was rolled back; those who held slots ended with `error`."""
+
+    kind: ClassVar[str] = "step_failed"
+    t: int
+    step: int
+    message: str
+
+
+Event = (
+    Arrived
+    | Rejected
+    | Admitted
+    | Decoding
+    | Deferred
+    | Preempted
+    | Finished
+    | StepRan
+    | QuietSteps
+    | StepFailed
+)
+
+EVENT_TYPES: dict[str, type[Event]] = {
+    event_type.kind: event_type
+    for event_type in (
+        Arrived,
+        Rejected,
+        Admitted,
+        Decoding,
+        Deferred,
+        Preempted,
+        Finished,
+        StepRan,
+        QuietSteps,
+        StepFailed,
+    )
+}

@@ -1,0 +1,172 @@
+"""One engine around one scheduler: add, abort, step.
+
+Pure: the clock and the executor are handed in, nothing here blocks, waits or knows threads. The
+same Engine serves real traffic and simulates. Callers: server.bridge (a thread), llm (a loop).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from everbatch.base.clock import Clock
+from everbatch.base.errors import ExecutorError
+from everbatch.base.events import Event, Finished
+from everbatch.engine.executor import EmittedTokens, Executor, TokenLogprobs
+from everbatch.engine.metrics import EngineMetrics, EngineStats
+from everbatch.engine.sampling_params import SamplingParams
+from everbatch.scheduler.admission import Rejection, most_output_tokens
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.plan import StepOutcome, StepPlan
+from everbatch.scheduler.request import FinishReason, Request
+from everbatch.scheduler.scheduler import NothingToRun, Scheduler
+
+AbortInbox = Callable[[], Iterable[tuple[str, FinishReason]]]
+
+
+@dataclass(slots=True)
+class EngineRequest:
+    """A request as a client's side hands it in.
+
+    `prompt_token_ids` is whatever the executor takes (the model executor: a numpy int32 array); the
+    core only needs its length.
+    """
+
+    id: str
+    prompt_token_ids: object
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    arrival_number: int = 0
+    """Given by the engine: the position among all accepted requests."""
+    max_tokens: int = 0
+    """Given by the engine: what the client asked for, or what the limits leave."""
+
+
+@dataclass(slots=True, frozen=True)
+class TokenOutput:
+    """One new token of one request."""
+
+    request_id: str
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a call of `Engine.step` brought: new tokens in row order, and who has ended."""
+
+    outputs: list[TokenOutput] = field(default_factory=list)
+    finished: list[tuple[str, FinishReason]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    plan: StepPlan | None = None
+    error: str | None = None
+    """Why the forward pass failed, if it did; those who held slots ended with ERROR."""
+
+
+class Engine:
+    """Iteration-level serving over an executor."""
+
+    def __init__(self, config: SchedulerConfig, executor: Executor, clock: Clock) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config, executor.tokens)
+        self.metrics = EngineMetrics()
+        self._executor = executor
+        self._clock = clock
+
+    def max_output_tokens(self, num_prompt_tokens: int) -> int:
+        """Give what max_model_len and the pool leave for outputs; below 1: nothing."""
+        return most_output_tokens(num_prompt_tokens, self.config)
+
+    def add(self, request: EngineRequest) -> Rejection | None:
+        """Accept a request, or say why it can never run."""
+        now_ns = self._clock.now_ns()
+        asked = request.sampling.max_tokens
+        # With no limit asked for, at least 1: the refusal then tells of the prompt, not of 0.
+        left = max(1, self.max_output_tokens(request.num_prompt_tokens))
+        request.max_tokens = left if asked is None else asked
+        core_request = Request(
+            id=request.id,
+            arrival_number=0,
+            arrival_ns=now_ns,
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            tenant=request.tenant,
+            cache_salt=request.cache_salt,
+            payload=request,
+        )
+        rejection = self.scheduler.add(core_request, now_ns)
+        request.arrival_number = core_request.arrival_number
+        return rejection
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request at the next step boundary; unknown ids are left alone."""
+        self.scheduler.abort(request_id, reason, self._clock.now_ns())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do or to tell."""
+        return self.scheduler.has_work or self.scheduler.has_events
+
+    def step(self, inbox: AbortInbox | None = None) -> StepResult:
+        """Make one scheduling decision and run its forward pass.
+
+        `inbox` gives the aborts that came while the pass ran: what it sampled for them is dropped.
+        If somebody had to yield before anybody can run, there is no pass and the result says so by
+        its events; the next call plans anew.
+        """
+        plan = self.scheduler.schedule(self._clock.now_ns())
+        if isinstance(plan, NothingToRun):
+            return self._result(self.scheduler.take_events(), None, None)
+        try:
+            outcome = self._executor.execute(plan)
+        except ExecutorError as error:
+            return self._fail(plan, str(error))
+        dropped: set[str] = set()
+        for request_id, reason in inbox() if inbox is not None else ():
+            self.scheduler.abort(request_id, reason, self._clock.now_ns())
+            dropped.add(request_id)
+        events = self.scheduler.apply(plan, outcome, self._clock.now_ns())
+        result = self._result(events, plan, None)
+        result.outputs = _outputs(outcome, dropped)
+        return result
+
+    def stats(self) -> EngineStats:
+        """Give the counters and gauges as of the last boundary."""
+        state = self.scheduler.state
+        return self.metrics.stats(
+            num_running=state.num_running,
+            num_waiting=len(state.waiting),
+            num_blocks=state.pool.num_blocks,
+            num_free_blocks=state.pool.num_free,
+            num_cached_blocks=state.pool.num_cached,
+        )
+
+    def _fail(self, plan: StepPlan, message: str) -> StepResult:
+        self._executor.reset()
+        events = self.scheduler.fail_step(plan, message, self._clock.now_ns())
+        return self._result(events, None, message)
+
+    def _result(self, events: list[Event], plan: StepPlan | None, error: str | None) -> StepResult:
+        for event in events:
+            self.metrics.fold(event)
+        finished = [
+            (event.id, FinishReason(event.reason))
+            for event in events
+            if isinstance(event, Finished)
+        ]
+        return StepResult(finished=finished, events=events, plan=plan, error=error)
+
+
+def _outputs(outcome: StepOutcome, dropped: set[str]) -> list[TokenOutput]:
+    emitted = outcome.tokens
+    assert isinstance(emitted, EmittedTokens)
+    logprobs = emitted.logprobs or [None] * len(emitted.token_ids)
+    return [
+        TokenOutput(request_id, token_id, of_token)
+        for request_id, token_id, of_token in zip(
+            emitted.request_ids, emitted.token_ids, logprobs, strict=True
+        )
+        if request_id not in dropped
+    ]

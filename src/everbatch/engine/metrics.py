@@ -1,0 +1,79 @@
+"""Counters folded from events, and the gauges that go with them.
+
+Every figure that a user sees has one source, the event log; this is its running sum. Called by
+Engine for each event; read by the server and by the command line.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from everbatch.base.events import Admitted, Arrived, Event, Finished, Preempted, Rejected, StepRan
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Gauges as of the last step boundary and counters since the start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_steps: int = 0
+    num_arrived: int = 0
+    num_rejected: int = 0
+    num_preemptions: int = 0
+    num_finished: dict[str, int] = field(default_factory=dict)
+    """By finish reason."""
+    prompt_tokens: int = 0
+    """Prompt tokens of the requests that were admitted, cache hits included."""
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    """Prompt tokens that were looked up."""
+    prefix_cache_hits: int = 0
+    scheduled_tokens: int = 0
+    recomputed_tokens: int = 0
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """The share of blocks that somebody reads, from 0 to 1."""
+        used = self.num_blocks - self.num_free_blocks - self.num_cached_blocks
+        return used / self.num_blocks if self.num_blocks else 0.0
+
+
+class EngineMetrics:
+    """Sums over the events of one engine."""
+
+    def __init__(self) -> None:
+        self._sums = EngineStats()
+        self._prompt_tokens: dict[str, int] = {}
+
+    def fold(self, event: Event) -> None:
+        """Count one event."""
+        sums = self._sums
+        match event:
+            case StepRan():
+                sums.num_steps += 1
+                sums.scheduled_tokens += event.tokens
+                sums.generation_tokens += event.emitted
+            case Arrived():
+                sums.num_arrived += 1
+                self._prompt_tokens[event.id] = event.prompt_tokens
+            case Rejected():
+                sums.num_rejected += 1
+            case Admitted(resumed=False):
+                prompt_tokens = self._prompt_tokens[event.id]
+                sums.prompt_tokens += prompt_tokens
+                sums.prefix_cache_queries += prompt_tokens
+                sums.prefix_cache_hits += event.cached_tokens
+            case Preempted():
+                sums.num_preemptions += 1
+            case Finished():
+                del self._prompt_tokens[event.id]
+                sums.num_finished[event.reason] = sums.num_finished.get(event.reason, 0) + 1
+                sums.recomputed_tokens += event.recomputed_tokens
+            case _:
+                pass
+
+    def stats(self, **gauges: int) -> EngineStats:
+        """Give the sums so far together with the gauges handed in."""
+        return replace(self._sums, num_finished=dict(self._sums.num_finished), **gauges)

@@ -1,0 +1,158 @@
+"""An executor without a model, for tests: it checks every plan and answers by rule.
+
+It keeps a KV cache of its own whose entries are token ids, and reads it back through the block
+tables: the next token is a function of what it reads. So wrong block tables, stale prefix hits,
+lost or doubled tokens change the text or trip an assertion. Tests say how long texts are and which
+steps fail.
+"""
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from everbatch.base.errors import ExecutorError
+from everbatch.engine.executor import EmittedTokens
+from everbatch.scheduler.plan import Admission, PrefillChunk, StepOutcome, StepPlan
+
+VOCAB_SIZE = 50_000
+
+
+@dataclass(slots=True)
+class _Row:
+    """One slot's request: `tokens` are prompt and outputs, [0, computed) have KV entries."""
+
+    request_id: str
+    payload: object
+    tokens: list[int]
+    table: list[int]
+    num_computed: int
+
+
+@dataclass(slots=True)
+class ScriptedExecutor:
+    """Runs plans over token ids. `prompt_of(payload)` gives a request's prompt.
+
+    `output_lengths` says after how many outputs a request stops by itself; others never do.
+    Passes in `failing_steps` raise ExecutorError.
+    """
+
+    block_size: int
+    prompt_of: Callable[[object], Sequence[int]]
+    output_lengths: Mapping[str, int] = field(default_factory=dict)
+    failing_steps: frozenset[int] = frozenset()
+    num_steps: int = 0
+    _rows: dict[int, _Row] = field(default_factory=dict)
+    _slot_of: dict[str, int] = field(default_factory=dict)
+    _decodes: dict[int, None] = field(default_factory=dict)
+    _kept: dict[str, list[int]] = field(default_factory=dict)
+    _kv: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> "ScriptedExecutor":
+        return self
+
+    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
+        """Give token ids as bytes (scheduler.plan.TokenStore)."""
+        slot = self._slot_of.get(request_id)
+        if slot is not None:
+            tokens: Sequence[int] = self._rows[slot].tokens
+        else:
+            tokens = self._kept.get(request_id) or self.prompt_of(payload)
+        assert stop <= len(tokens), "tokens that nobody knows were asked for"
+        return array("i", tokens[start:stop]).tobytes()
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """Carry out a plan, checking it on the way."""
+        self.num_steps += 1
+        if self.num_steps in self.failing_steps:
+            raise ExecutorError(f"pass {self.num_steps} was told to fail")
+        self._apply_changes(plan)
+        emitting: list[int] = []
+        for chunk in plan.chunks:
+            self._write_chunk(chunk)
+            if chunk.emits:
+                emitting.append(chunk.slot)
+        for slot in self._decodes:
+            row = self._rows[slot]
+            assert row.num_computed == len(row.tokens) - 1, "a decode has one pending token"
+            self._write_kv(row, row.num_computed, 1)
+            emitting.append(slot)
+        return self._emit(emitting)
+
+    def reset(self) -> None:
+        """Forget all slots, keep their tokens."""
+        for slot in list(self._rows):
+            self._release(slot, keep=True)
+
+    def _apply_changes(self, plan: StepPlan) -> None:
+        for slot in plan.released:
+            self._release(slot, keep=slot in plan.preempted)
+        for slot in plan.left:
+            del self._decodes[slot]
+        for admission in plan.admitted:
+            self._admit(admission)
+        for slot, block in plan.appended:
+            self._rows[slot].table.append(block)
+        for slot in plan.joined:
+            assert slot not in self._decodes, "a member joined again"
+            self._decodes[slot] = None
+        assert len(self._decodes) == plan.num_decodes, "the decode sets differ"
+
+    def _admit(self, admission: Admission) -> None:
+        assert admission.slot not in self._rows, "a slot was given away twice"
+        kept = self._kept.pop(admission.request_id, None)
+        tokens = list(kept if kept is not None else self.prompt_of(admission.payload))
+        self._rows[admission.slot] = _Row(
+            admission.request_id,
+            admission.payload,
+            tokens,
+            list(admission.cached_blocks),
+            admission.num_cached_tokens,
+        )
+        self._slot_of[admission.request_id] = admission.slot
+
+    def _release(self, slot: int, *, keep: bool) -> None:
+        row = self._rows.pop(slot, None)
+        self._decodes.pop(slot, None)
+        if row is None:
+            return
+        del self._slot_of[row.request_id]
+        if keep:
+            self._kept[row.request_id] = row.tokens
+
+    def _write_chunk(self, chunk: PrefillChunk) -> None:
+        row = self._rows[chunk.slot]
+        assert chunk.slot not in self._decodes, "a decode was given a chunk"
+        assert chunk.start == row.num_computed, "a chunk does not start where the last one ended"
+        row.table += chunk.new_blocks
+        self._write_kv(row, chunk.start, chunk.count)
+        assert chunk.emits <= (row.num_computed == len(row.tokens)), "an early chunk emits"
+
+    def _write_kv(self, row: _Row, start: int, count: int) -> None:
+        for position in range(start, start + count):
+            block = row.table[position // self.block_size]
+            self._kv[block * self.block_size + position % self.block_size] = row.tokens[position]
+        row.num_computed = start + count
+
+    def _emit(self, slots: list[int]) -> StepOutcome:
+        outcome = StepOutcome()
+        new_tokens = [self._next_token(self._rows[slot]) for slot in slots]
+        for slot, token in zip(slots, new_tokens, strict=True):
+            row = self._rows[slot]
+            row.tokens.append(token)
+            num_outputs = len(row.tokens) - len(self.prompt_of(row.payload))
+            if num_outputs == self.output_lengths.get(row.request_id):
+                outcome.stopped.append(slot)
+        ids = [self._rows[slot].request_id for slot in slots]
+        outcome.tokens = EmittedTokens(ids, new_tokens, None)
+        return outcome
+
+    def _next_token(self, row: _Row) -> int:
+        """Read the context back from the cache and hash it."""
+        size = self.block_size
+        context = [
+            self._kv[row.table[position // size] * size + position % size]
+            for position in range(row.num_computed)
+        ]
+        return crc32(array("i", context).tobytes()) % VOCAB_SIZE

@@ -1,0 +1,258 @@
+"""The pool of physical KV blocks: who reads which block, and what can be reused.
+
+The only file that changes reference counts, the free blocks and the prefix index. It knows
+integers, not tensors and not requests. Called by the scheduler.
+
+A block is in one of three places:
+
+    free     nobody reads it and its content is worthless            a stack
+    cached   nobody reads it, its content is indexed for reuse       least recently used first
+    used     ref_count readers
+
+    free + cached + used = num_blocks, always. Allocatable = free + cached.
+
+Inside a transaction (`begin` … `commit` or `rollback`) every change is written into a journal;
+`rollback` undoes them in reverse, and the pool is what it was, to the order of the free blocks.
+Sources: PagedAttention (section 4.2 and 4.3); vLLM v1, block_pool (LRU, tails evicted first).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from everbatch.base.invariant import check
+from everbatch.kv_cache.content import BlockContent, ContentChain
+from everbatch.kv_cache.lru_list import LruList
+
+
+@dataclass(slots=True, frozen=True)
+class CachedContent:
+    """What an indexed block holds, and the entry of the prefix before it."""
+
+    entry: int
+    parent_entry: int
+    content: BlockContent
+
+
+class BlockPool:
+    """Hands out blocks, counts readers, finds cached prefixes."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._lru = LruList(num_blocks)
+        self._contents: dict[int, CachedContent] = {}
+        self._index: dict[bytes, int] = {}
+        self._next_entry = 1
+        self._journal: list[tuple[Callable[..., None], tuple[object, ...]]] | None = None
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that hold reusable content and have no reader."""
+        return len(self._lru)
+
+    @property
+    def num_allocatable(self) -> int:
+        return len(self._free) + len(self._lru)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free) - len(self._lru)
+
+    def begin(self) -> None:
+        """Open a transaction; there is one at a time."""
+        assert self._journal is None
+        self._journal = []
+
+    def commit(self) -> None:
+        """Keep what was done since `begin`."""
+        assert self._journal is not None
+        self._journal = None
+
+    def rollback(self) -> None:
+        """Undo what was done since `begin`."""
+        assert self._journal is not None
+        journal, self._journal = self._journal, None
+        for undo, arguments in reversed(journal):
+            undo(*arguments)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Take `count` blocks for one reader, free ones first, then cached ones, oldest first.
+
+        None, and nothing is taken, if fewer are allocatable. O(count). The blocks have one reader
+        and no content.
+        """
+        if count > len(self._free) + len(self._lru):
+            return None
+        blocks: list[int] = []
+        ref_counts = self._ref_counts
+        for _ in range(count):
+            block = self._free.pop() if self._free else self._evict()
+            check(ref_counts[block] == 0, "a block with readers was handed out", block=block)
+            ref_counts[block] = 1
+            blocks.append(block)
+            if self._journal is not None:
+                self._journal.append((self._undo_take, (block,)))
+        return blocks
+
+    def match(self, chain: ContentChain, max_blocks: int) -> list[int]:
+        """Find the blocks of the longest cached prefix of `chain`, at most `max_blocks`.
+
+        Changes nothing. A hash leads to a block; its tokens and the entry before it are compared
+        too, so that a collision of hashes can never mix two texts.
+        """
+        blocks: list[int] = []
+        parent = self._root_of(chain)
+        for content in chain.contents[:max_blocks]:
+            block = self._index.get(content.digest)
+            if block is None:
+                break
+            cached = self._contents[block]
+            if cached.parent_entry != parent or cached.content.tokens != content.tokens:
+                break
+            blocks.append(block)
+            parent = cached.entry
+        return blocks
+
+    def num_unread(self, blocks: Sequence[int]) -> int:
+        """Count those of `blocks` that nobody reads: acquiring them uses up allocatable blocks."""
+        return sum(self._ref_counts[block] == 0 for block in blocks)
+
+    def ref_count(self, block: int) -> int:
+        return self._ref_counts[block]
+
+    def acquire(self, blocks: Sequence[int], chain: ContentChain) -> None:
+        """Read blocks that `match` found for `chain`; one more reader each."""
+        self.forget_entries(chain)
+        for block in blocks:
+            revived = self._ref_counts[block] == 0
+            if revived:
+                self._lru.remove(block)
+            self._ref_counts[block] += 1
+            chain.entries.append(self._contents[block].entry)
+            if self._journal is not None:
+                self._journal.append((self._undo_acquire, (block, revived)))
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up one reader of each block, the last block first.
+
+        So the tail of a text is older than its head among the cached blocks and goes first: a head
+        is shared by more texts. Whoever has no reader left becomes cached if its content is
+        indexed, else free.
+        """
+        for block in reversed(blocks):
+            check(self._ref_counts[block] > 0, "a block without reader was released", block=block)
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
+                if block in self._contents:
+                    self._lru.append(block)
+                else:
+                    self._free.append(block)
+            if self._journal is not None:
+                self._journal.append((self._undo_release, (block,)))
+
+    def register(self, chain: ContentChain, index: int, block: int) -> None:
+        """Index `block` as the holder of the chain's content number `index`, for reuse.
+
+        Levels are registered in order. If the content is indexed already, the older block stays in
+        the index. If a hash collides, or an earlier level could not be registered, nothing is.
+        """
+        assert index >= len(chain.entries)
+        if index > len(chain.entries):
+            return
+        parent = chain.entries[-1] if chain.entries else self._root_of(chain)
+        content = chain.contents[index]
+        holder = self._index.get(content.digest)
+        if holder is not None:
+            known = self._contents[holder]
+            if known.parent_entry == parent and known.content.tokens == content.tokens:
+                chain.entries.append(known.entry)
+                self._note(self._undo_entry, chain)
+            return
+        check(self._ref_counts[block] > 0, "content of a block without reader", block=block)
+        entry = self._next_entry
+        self._next_entry += 1
+        self._contents[block] = CachedContent(entry, parent, content)
+        self._index[content.digest] = block
+        chain.entries.append(entry)
+        self._note(self._undo_register, chain, block)
+
+    def forget_entries(self, chain: ContentChain) -> None:
+        """Note that the chain's request holds none of its blocks any more."""
+        self._note(self._undo_forget, chain, chain.entries)
+        chain.entries = []
+
+    def state(self) -> tuple[object, ...]:
+        """Give everything that decides later behaviour, in a canonical order, for digests."""
+        return (
+            self.num_blocks,
+            tuple(self._ref_counts),
+            tuple(self._free),
+            tuple(self._lru),
+            tuple(sorted(self._index.items())),
+            tuple((block, self._contents[block]) for block in sorted(self._contents)),
+            self._next_entry,
+        )
+
+    def _root_of(self, chain: ContentChain) -> int:
+        """Give a parent entry for first blocks that no other salt has.
+
+        The salt's digest is read as a negative number, so it cannot equal an entry.
+        """
+        return -1 - int.from_bytes(chain.salt_digest, "little")
+
+    def _evict(self) -> int:
+        """Take the cached block that was released longest ago and drop its content."""
+        block = self._lru.pop_oldest()
+        cached = self._contents.pop(block)
+        del self._index[cached.content.digest]
+        self._note(self._undo_evict, block, cached)
+        return block
+
+    def _note(self, undo: Callable[..., None], *arguments: object) -> None:
+        if self._journal is not None:
+            self._journal.append((undo, arguments))
+
+    def _undo_take(self, block: int) -> None:
+        self._ref_counts[block] = 0
+        self._free.append(block)
+
+    def _undo_evict(self, block: int, cached: CachedContent) -> None:
+        # The block went from the cached ones to its reader without touching the stack, but
+        # `_undo_take`, which comes first, put it there.
+        taken = self._free.pop()
+        assert taken == block
+        self._contents[block] = cached
+        self._index[cached.content.digest] = block
+        self._lru.restore(block)
+
+    def _undo_acquire(self, block: int, revived: bool) -> None:
+        self._ref_counts[block] -= 1
+        if revived:
+            self._lru.restore(block)
+
+    def _undo_release(self, block: int) -> None:
+        if self._ref_counts[block] == 0:
+            if block in self._contents:
+                self._lru.remove(block)
+            else:
+                assert self._free[-1] == block
+                self._free.pop()
+        self._ref_counts[block] += 1
+
+    def _undo_entry(self, chain: ContentChain) -> None:
+        chain.entries.pop()
+
+    def _undo_register(self, chain: ContentChain, block: int) -> None:
+        chain.entries.pop()
+        cached = self._contents.pop(block)
+        del self._index[cached.content.digest]
+        self._next_entry -= 1
+
+    def _undo_forget(self, chain: ContentChain, entries: list[int]) -> None:
+        chain.entries = entries

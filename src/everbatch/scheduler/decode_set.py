@@ -1,0 +1,92 @@
+"""The requests that decode in every step, and a calendar of what falls due when.
+
+A decode step changes nothing that the scheduler must look at, except at two moments that are known
+in advance: when a request's last block is full, and when it reaches its length limit. So the set
+keeps a count, the step at which each member joined, and the two calendars. Advancing by a step
+costs what falls due in it; a member that only decodes costs nothing.
+
+Knows no pool and no queue. Changes no request. Called by the scheduler alone.
+"""
+
+from collections.abc import Iterator, KeysView
+
+from everbatch.scheduler.request import Request
+
+_Calendar = dict[int, dict[Request, None]]
+
+
+class DecodeSet:
+    """Members by the step after which they joined. Order of iteration: order of joining."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._joined_at: dict[Request, int] = {}
+        self._full_at: _Calendar = {}
+        self._ends_at: _Calendar = {}
+        self.num_steps = 0
+        """Steps completed."""
+
+    def __len__(self) -> int:
+        return len(self._joined_at)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._joined_at
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._joined_at)
+
+    def progress(self, request: Request) -> int:
+        """Give the tokens a member has consumed, and emitted, since it joined; 0 for others."""
+        joined_at = self._joined_at.get(request)
+        return 0 if joined_at is None else self.num_steps - joined_at
+
+    def join(self, request: Request) -> None:
+        """Let `request`, its counters up to date, decode from the next step on."""
+        assert request not in self._joined_at
+        assert request.num_output_tokens < request.max_tokens
+        self._joined_at[request] = self.num_steps
+        self._full_at.setdefault(self._next_full(request), {})[request] = None
+        self._ends_at.setdefault(self._end(request), {})[request] = None
+
+    def leave(self, request: Request) -> int:
+        """Take a member out; gives what `progress` gave."""
+        progress = self.progress(request)
+        for calendar, step in (
+            (self._full_at, self._next_full(request)),
+            (self._ends_at, self._end(request)),
+        ):
+            due = calendar.get(step)
+            if due is not None:
+                due.pop(request, None)
+                if not due:
+                    del calendar[step]
+        del self._joined_at[request]
+        return progress
+
+    def advance(self) -> tuple[KeysView[Request], KeysView[Request]]:
+        """Complete a step: each member consumed and emitted one token.
+
+        Gives whose blocks are full now and who has emitted its last token; the first is a view that
+        `leave` keeps up to date. O(1), whatever the number of members.
+        """
+        self.num_steps += 1
+        ended = self._ends_at.pop(self.num_steps, {})
+        full = self._full_at.pop(self.num_steps, {})
+        if full:
+            # Nobody can have joined for that step: joining looks at most one block ahead.
+            later = self.num_steps + self._block_size
+            assert later not in self._full_at
+            self._full_at[later] = full
+        return full.keys(), ended.keys()
+
+    def skip_step(self) -> None:
+        """Complete a step in which the decode set is empty."""
+        assert not self._joined_at
+        self.num_steps += 1
+
+    def _next_full(self, request: Request) -> int:
+        computed = request.num_computed_tokens + self.progress(request)
+        return self.num_steps + self._block_size - computed % self._block_size
+
+    def _end(self, request: Request) -> int:
+        return self._joined_at[request] + request.max_tokens - request.num_output_tokens

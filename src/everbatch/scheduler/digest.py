@@ -1,0 +1,50 @@
+"""A digest of everything that decides what a scheduler does next.
+
+Two schedulers with equal digests behave equally; `rollback` restores the digest. For tests and for
+replay. What is only remembered to save work (hashes of token blocks, the last reason reported) does
+not enter.
+"""
+
+from hashlib import sha256
+
+from everbatch.scheduler.request import Request
+from everbatch.scheduler.scheduler import Scheduler
+
+
+def state_digest(scheduler: Scheduler) -> str:
+    """Give the digest of a scheduler at a step boundary; O(requests + blocks)."""
+    state = scheduler.state
+    facts = (
+        state.pool.state(),
+        [_request_facts(scheduler, request) for request in state.requests.values()],
+        [request.id for request in state.waiting],
+        [request.id for request in state.prefilling],
+        [request.id for request in state.decodes],
+        sorted(request.id for request in state.idle_decodes),
+        sorted(request.id for request in state.due if request in state.decodes),
+        sorted(state.free_slots),
+        [request.id if request is not None else None for request in state.slots],
+        state.preempted_slots,
+        state.released_slots,
+        (state.decodes.num_steps, state.next_arrival, state.next_admission),
+    )
+    return sha256(repr(facts).encode()).hexdigest()
+
+
+def _request_facts(scheduler: Scheduler, request: Request) -> tuple[object, ...]:
+    computed, outputs = scheduler.progress(request)
+    return (
+        request.id,
+        request.arrival_number,
+        request.admission_number,
+        request.status.value,
+        request.slot,
+        tuple(request.block_table),
+        tuple(request.chain.entries) if request.chain is not None else None,
+        computed,
+        outputs,
+        request.num_cached_tokens,
+        max(computed, request.max_computed_tokens),
+        request.num_recomputed_tokens,
+        request.num_preemptions,
+    )

@@ -1,0 +1,104 @@
+"""What the scheduler tells the executor, and what it hears back. Both are deltas.
+
+Belongs here: plain integers, all that an executor needs, described for whoever writes one. The
+decode set persists on both sides: a plan names who joins and who leaves, not who stays, so that a
+step costs what changed in it. Slots name requests: a request keeps its slot from admission until it
+finishes or is preempted.
+
+An executor carries out a plan in this order: `preempted` (keep their tokens), `released` (forget
+the slot, leave the decode set), `left` (out of the decode set, slot kept), swap-out, swap-in,
+copies, `admitted`, `appended`, `joined`, then the forward pass: prefill chunks first, then the
+decode set.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+
+class DeferReason(Enum):
+    """Why a live request got no token in a step; if several hold, the first of this order."""
+
+    BEHIND_HEAD = "behind_head"
+    COOLDOWN = "cooldown"
+    SEQUENCE_BUDGET = "sequence_budget"
+    TOKEN_BUDGET = "token_budget"
+    KV_BUDGET = "kv_budget"
+
+
+@dataclass(slots=True, frozen=True)
+class Deferral:
+    """A reason with its numbers: slots, tokens or blocks, as the reason says."""
+
+    reason: DeferReason
+    needed: int
+    available: int
+
+
+@dataclass(slots=True, frozen=True)
+class Admission:
+    """A request takes a slot: for the first time, or again after preemption."""
+
+    slot: int
+    request_id: str
+    payload: object
+    num_cached_tokens: int
+    """Tokens whose KV stands in `cached_blocks`."""
+    cached_blocks: tuple[int, ...]
+    num_output_tokens: int
+    """Outputs emitted before a preemption; its tokens are then history to rebuild."""
+
+
+@dataclass(slots=True, frozen=True)
+class PrefillChunk:
+    """Tokens [start, start + count) of a request's prompt or history, computed in this step."""
+
+    slot: int
+    start: int
+    count: int
+    new_blocks: tuple[int, ...]
+    """Blocks to append to the slot's block table before the forward pass."""
+    emits: bool
+    """Whether the last row samples: true for the last chunk of a prompt, never for a rebuild."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One forward pass, as the difference to the one before."""
+
+    step: int
+    """The number of this step, from 1."""
+    start_ns: int
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
+    """Released slots whose requests come back: their tokens so far must be kept."""
+    released: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    joined: list[int] = field(default_factory=list)
+    appended: list[tuple[int, int]] = field(default_factory=list)
+    """(slot, block): one more block at the end of the table of a decoding request."""
+    num_decodes: int = 0
+    """Size of the decode set in this step; each member consumes one token."""
+    num_tokens: int = 0
+    """Query tokens of this step: decodes plus chunks; never above max_num_batched_tokens."""
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What a forward pass found out. Who is not named goes on."""
+
+    stopped: list[int] = field(default_factory=list)
+    """Slots whose token of this step ended them (eos or a stop token id)."""
+    failed: list[tuple[int, str]] = field(default_factory=list)
+    """Slots whose rows failed, with a reason for people."""
+    tokens: object = None
+    """What was emitted, for whoever streams it; the scheduler never reads it."""
+
+
+class TokenStore(Protocol):
+    """Where token ids live. The scheduler asks only for what it must hash."""
+
+    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
+        """Give tokens [start, stop) of prompt + outputs, as little-endian 32-bit integers."""
+        ...

@@ -1,0 +1,98 @@
+"""All invariants of the scheduler in one O(n) function, for tests, simulation and idle time.
+
+The numbers are those of docs/invariants.md. Not called on the hot path.
+"""
+
+from everbatch.base.invariant import check
+from everbatch.kv_cache.arithmetic import blocks_for
+from everbatch.kv_cache.verify import verify_pool
+from everbatch.scheduler.plan import StepPlan
+from everbatch.scheduler.request import Request, RequestStatus
+from everbatch.scheduler.scheduler import Scheduler
+
+
+def verify_scheduler(scheduler: Scheduler) -> None:
+    """Check a scheduler at a step boundary; raises InvariantViolation."""
+    state = scheduler.state
+    verify_pool(state.pool, [request.block_table for request in state.requests.values()])
+    for request in state.requests.values():
+        _verify_place(scheduler, request)
+        _verify_counters(scheduler, request)
+    holders = [request for request in state.slots if request is not None]
+    # I4: the sequence budget counts every holder of a slot.
+    check(
+        len(holders) == state.num_running
+        and len(holders) + len(state.free_slots) == len(state.slots),
+        "slots and running requests do not agree",
+        holders=len(holders),
+        running=state.num_running,
+        free=len(state.free_slots),
+    )
+    for slot, holder in enumerate(state.slots):
+        check(holder is None or holder.slot == slot, "a request is not in its slot", slot=slot)
+
+
+def verify_plan(scheduler: Scheduler, plan: StepPlan) -> None:
+    """Check the budgets of a plan that has not been applied; raises InvariantViolation."""
+    config = scheduler.config
+    # I5: query tokens, counted from what the plan grants.
+    granted = plan.num_decodes + sum(chunk.count for chunk in plan.chunks)
+    check(
+        plan.num_tokens == granted and 0 < granted <= config.max_num_batched_tokens,
+        "a plan breaks the token budget",
+        granted=granted,
+        claimed=plan.num_tokens,
+        budget=config.max_num_batched_tokens,
+    )
+    # I6: nobody is granted two things.
+    slots = [*(chunk.slot for chunk in plan.chunks), *plan.joined]
+    check(len(set(slots)) == len(slots), "a plan names a slot twice", slots=slots)
+    members = {request.slot for request in scheduler.state.decodes}
+    decodes = (members - set(plan.left) - set(plan.released)) | set(plan.joined)
+    check(
+        len(decodes) == plan.num_decodes and not decodes & {chunk.slot for chunk in plan.chunks},
+        "a plan's decode set is not the one before, less who left, plus who joined",
+        decodes=sorted(slot for slot in decodes if slot is not None),
+        claimed=plan.num_decodes,
+    )
+
+
+def _verify_place(scheduler: Scheduler, request: Request) -> None:
+    # I3: a live request is in exactly one place, the one of its status.
+    state = scheduler.state
+    places = {
+        RequestStatus.WAITING: request in state.waiting,
+        RequestStatus.PREFILL: request in state.prefilling,
+        RequestStatus.DECODE: request in state.decodes or request in state.idle_decodes,
+    }
+    num_places = sum(
+        request in place
+        for place in (state.waiting, state.prefilling, state.decodes, state.idle_decodes)
+    )
+    check(
+        num_places == 1 and places.get(request.status, False),
+        "a request is not in exactly the place of its status",
+        id=request.id,
+        status=request.status,
+        places=num_places,
+    )
+    waits = request.status is RequestStatus.WAITING
+    check(waits == (request.slot is None), "only who waits has no slot", id=request.id)
+    check(not (waits and request.block_table), "who waits holds blocks", id=request.id)
+
+
+def _verify_counters(scheduler: Scheduler, request: Request) -> None:
+    # I7: the tokens consumed and emitted fit each other, the table and the limits.
+    computed, outputs = scheduler.progress(request)
+    held = len(request.block_table)
+    needed = blocks_for(computed, scheduler.config.block_size)
+    facts = {"id": request.id, "computed": computed, "outputs": outputs, "blocks": held}
+    check(held >= needed, "computed tokens have no block", **facts)
+    check(outputs < request.max_tokens, "a live request has all its outputs", **facts)
+    if request.status is RequestStatus.DECODE:
+        # The last output is pending: emitted, not consumed.
+        expected = request.num_prompt_tokens + outputs - 1
+        check(computed == expected, "a decoding request has consumed another count", **facts)
+        check(outputs > 0, "a decoding request has emitted nothing", **facts)
+    elif request.status is RequestStatus.PREFILL:
+        check(computed < request.prefill_target, "a prefill has nothing left to do", **facts)

@@ -1,0 +1,176 @@
+"""Small builders that tests share: configurations, requests, and a world to run them in.
+
+A World runs the real Engine over a ScriptedExecutor on a clock of steps, and checks every invariant
+after every step. Standard library only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from everbatch.base.clock import VirtualClock
+from everbatch.base.events import Event
+from everbatch.engine.engine import Engine, EngineRequest, StepResult
+from everbatch.engine.sampling_params import SamplingParams
+from everbatch.executors.scripted import ScriptedExecutor
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.request import FinishReason
+from everbatch.scheduler.verify import verify_scheduler
+
+
+def make_config(**options: object) -> SchedulerConfig:
+    """A small configuration: 4 slots, 512 tokens, 64 blocks of 4."""
+    defaults = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 512,
+        "num_blocks": 64,
+        "block_size": 4,
+    }
+    return SchedulerConfig(**{**defaults, **options})
+
+
+@dataclass(slots=True)
+class Client:
+    """What one client does: arrives, wants outputs, perhaps leaves. Times are boundaries."""
+
+    id: str
+    prompt: Sequence[int]
+    output_tokens: int
+    arrival: int = 0
+    max_tokens: int | None = None
+    abort_at: int | None = None
+
+
+def client(
+    id: str,
+    prompt_tokens: int,
+    output_tokens: int,
+    *,
+    arrival: int = 0,
+    stream: int | None = None,
+    max_tokens: int | None = None,
+    abort_at: int | None = None,
+) -> Client:
+    """A client whose prompt is private to its id, or the start of the numbered `stream`."""
+    base = 1_000 * (1 + (sum(map(ord, id)) if stream is None else 10_000 + stream))
+    prompt = [base + position for position in range(prompt_tokens)]
+    return Client(id, prompt, output_tokens, arrival, max_tokens, abort_at)
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One forward pass as a client's side sees it."""
+
+    step: int
+    scheduled: dict[str, int]
+    emitted: list[str]
+    finished: dict[str, str]
+    preempted: list[str]
+    free_blocks: int
+
+
+@dataclass(slots=True)
+class World:
+    """The engine, its executor, and everything that came out."""
+
+    config: SchedulerConfig
+    clients: Sequence[Client]
+    engine: Engine = field(init=False)
+    executor: ScriptedExecutor = field(init=False)
+    clock: VirtualClock = field(init=False)
+    boundary: int = 0
+    texts: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, list[FinishReason]] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
+    records: list[StepRecord] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        lengths = {c.id: c.output_tokens for c in self.clients}
+        self.executor = ScriptedExecutor(self.config.block_size, _prompt_of, lengths)
+        self.clock = VirtualClock()
+        self.engine = Engine(self.config, self.executor, self.clock)
+
+    def run(self, max_calls: int = 10_000) -> "World":
+        """Run until every client has its answer."""
+        last = max((c.arrival for c in self.clients), default=0)
+        for _ in range(max_calls):
+            self.arrive()
+            self.leave()
+            if self.boundary >= last and not self.engine.has_work:
+                return self
+            self.step()
+        raise AssertionError(f"no end after {max_calls} calls")
+
+    def arrive(self) -> None:
+        """Hand in whoever arrives at this boundary."""
+        for c in self.clients:
+            if c.arrival == self.boundary and c.id not in self.texts and c.id not in self.rejected:
+                self.add(c)
+
+    def add(self, c: Client) -> None:
+        limit = c.output_tokens if c.max_tokens is None else c.max_tokens
+        sampling = SamplingParams(max_tokens=limit)
+        request = EngineRequest(c.id, c.prompt, len(c.prompt), sampling)
+        rejection = self.engine.add(request)
+        if rejection is not None:
+            self.rejected[c.id] = rejection.message
+        else:
+            self.texts[c.id] = []
+            self.ends[c.id] = []
+
+    def leave(self) -> None:
+        """Abort for whoever leaves at this boundary."""
+        for c in self.clients:
+            if c.abort_at is not None and c.abort_at <= self.boundary and c.id in self.texts:
+                self.engine.abort(c.id)
+
+    def step(self) -> StepResult:
+        """One call of the engine; a call that deferred takes no tick."""
+        result = self.engine.step()
+        verify_scheduler(self.engine.scheduler)
+        ran = result.plan is not None
+        deferred = any(event.kind == "preempted" for event in result.events) and not ran
+        if not deferred:
+            self.boundary += 1
+            self.clock.advance(1)
+        for output in result.outputs:
+            self.texts[output.request_id].append(output.token_id)
+        for request_id, reason in result.finished:
+            self.ends[request_id].append(reason)
+        self.events += result.events
+        if ran:
+            self._record(result)
+        return result
+
+    def _record(self, result: StepResult) -> None:
+        kinds = {event.kind: event for event in result.events}
+        step = kinds["step"]
+        self.records.append(
+            StepRecord(
+                step=step.step,
+                scheduled={id: count for id, _, count in step.chunks},
+                emitted=[output.request_id for output in result.outputs],
+                finished={id: reason.value for id, reason in result.finished},
+                preempted=[e.id for e in result.events if e.kind == "preempted"],
+                free_blocks=step.free_blocks,
+            )
+        )
+
+
+def run_world(clients: Sequence[Client], **options: object) -> World:
+    """Run clients to their ends under a small configuration."""
+    return World(make_config(**options), clients).run()
+
+
+def alone(c: Client, **options: object) -> list[int]:
+    """The text a client gets when nobody else is there and memory is plenty."""
+    options = {**options, "num_blocks": 256, "max_num_batched_tokens": 512, "max_model_len": 0}
+    lone = Client(c.id, c.prompt, c.output_tokens, 0, c.max_tokens, None)
+    return World(make_config(**options), [lone]).run().texts[c.id]
+
+
+def _prompt_of(payload: object) -> Sequence[int]:
+    assert isinstance(payload, EngineRequest)
+    prompt = payload.prompt_token_ids
+    assert isinstance(prompt, Sequence)
+    return prompt
