@@ -1,0 +1,138 @@
+"""The event log on disk: JSON Lines, a header first, then one line an event.
+
+Canonical: the same events give the same bytes, in every process. Belongs here: the format, written
+to and read from file objects that somebody else opened. Not here: when to flush, what to do when
+the disk is full (assemble.event_log). The digest covers the body, not the header.
+
+A run of steps in which nothing changed is one line ("steps"): the writer holds quiet steps back until
+something else happens, or `flush`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from hashlib import sha256
+from typing import TextIO
+
+from everbatch.base.errors import EventLogError
+from everbatch.base.events import EVENT_LOG_VERSION, EVENT_TYPES, Event, QuietSteps, StepRan
+
+MAX_LINE_CHARACTERS = 16 << 20
+"""A longer line is not ours: a step names at most each slot and each of its blocks."""
+
+
+class EventLogWriter:
+    """Writes one log. Errors of the file (OSError) pass through to the caller."""
+
+    def __init__(self, file: TextIO, header: dict[str, object]) -> None:
+        self._file = file
+        self._digest = sha256()
+        self._quiet: QuietSteps | None = None
+        line = _dump({"event": "header", "version": EVENT_LOG_VERSION, **header})
+        self._file.write(line)
+
+    def write(self, events: Iterable[Event]) -> None:
+        """Append events, in order."""
+        for event in events:
+            if isinstance(event, StepRan) and event.is_quiet:
+                self._quiet = _extend(self._quiet, event)
+                continue
+            self._end_quiet_run()
+            self._write_line(event)
+
+    def flush(self) -> None:
+        """Hand everything to the operating system: a killed process loses nothing of it."""
+        self._end_quiet_run()
+        self._file.flush()
+
+    def digest(self) -> str:
+        """Give the sha256 of the body so far, quiet steps held back not included."""
+        return self._digest.hexdigest()
+
+    def _end_quiet_run(self) -> None:
+        quiet, self._quiet = self._quiet, None
+        if quiet is not None:
+            self._write_line(quiet)
+
+    def _write_line(self, event: Event) -> None:
+        line = event_line(event)
+        self._digest.update(line.encode())
+        self._file.write(line)
+
+
+def event_line(event: Event) -> str:
+    """Give an event's line, with its newline."""
+    facts = {item.name: getattr(event, item.name) for item in fields(event)}
+    return _dump({"event": event.kind, **facts})
+
+
+def read_header(line: str) -> dict[str, object]:
+    """Read the first line of a log; EventLogError if it is not one we can read."""
+    header = _parse(line, 1)
+    if header.get("event") != "header":
+        raise EventLogError("line 1: this is not an event log, its first line is no header")
+    version = header.get("version")
+    if version != EVENT_LOG_VERSION:
+        raise EventLogError(
+            f"line 1: event log of version {version!r}, this everbatch reads {EVENT_LOG_VERSION}"
+        )
+    return header
+
+
+def read_events(lines: Iterable[str]) -> Iterator[Event]:
+    """Read a log's events, header first; EventLogError names the line that is broken.
+
+    A last line without its newline is what a killed process leaves: it is passed over.
+    """
+    header_seen = False
+    for number, line in enumerate(lines, 1):
+        if not line.endswith("\n"):
+            return
+        if not header_seen:
+            read_header(line)
+            header_seen = True
+            continue
+        yield _event(_parse(line, number), number)
+
+
+def _extend(run: QuietSteps | None, step: StepRan) -> QuietSteps:
+    if run is None:
+        return QuietSteps(step.t, step.step, step.start, 1, step.decodes)
+    return QuietSteps(step.t, run.step, run.start, run.count + 1, run.decodes)
+
+
+def _dump(facts: dict[str, object]) -> str:
+    return json.dumps(facts, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def _parse(line: str, number: int) -> dict[str, object]:
+    if len(line) > MAX_LINE_CHARACTERS:
+        raise EventLogError(
+            f"line {number} has {len(line):,} characters, at most {MAX_LINE_CHARACTERS:,} are read"
+        )
+    try:
+        facts = json.loads(line)
+    except ValueError as error:
+        raise EventLogError(f"line {number} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise EventLogError(f"line {number} is nested too deeply") from error
+    if not isinstance(facts, dict):
+        raise EventLogError(f"line {number} is not a JSON object")
+    return facts
+
+
+def _event(facts: dict[str, object], number: int) -> Event:
+    kind = facts.pop("event", None)
+    event_type = EVENT_TYPES.get(kind) if isinstance(kind, str) else None
+    if event_type is None:
+        raise EventLogError(f"line {number} holds an event of unknown kind {kind!r}")
+    names = [item.name for item in fields(event_type)]
+    missing = [name for name in names if name not in facts]
+    if missing:
+        raise EventLogError(f"line {number}: a {kind} event lacks {', '.join(missing)}")
+    values = {name: _frozen(facts[name]) for name in names}
+    return event_type(**values)  # type: ignore[arg-type]
+
+
+def _frozen(value: object) -> object:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
