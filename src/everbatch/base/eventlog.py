@@ -4,8 +4,8 @@ Canonical: the same events give the same bytes, in every process. Belongs here: 
 to and read from file objects that somebody else opened. Not here: when to flush, what to do when
 the disk is full (assemble.event_log). The digest covers the body, not the header.
 
-A run of steps in which nothing changed is one line ("steps"): the writer holds quiet steps back until
-something else happens, or `flush`.
+A run of steps in which nothing changed is one line ("steps"): the writer holds quiet steps back
+until something else happens, or `flush`.
 """
 
 import json

@@ -37,10 +37,23 @@ class EngineRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    arrival_ns: int | None = None
+    """When it reached us, on the engine's clock; None: when it is added."""
     arrival_number: int = 0
     """Given by the engine: the position among all accepted requests."""
     max_tokens: int = 0
     """Given by the engine: what the client asked for, or what the limits leave."""
+    executor_state: object = None
+    """What the executor remembers of it while it holds no slot."""
+
+
+@dataclass(slots=True, frozen=True)
+class EngineLimits:
+    """What bounds a request: context in tokens, pool in blocks of `block_size` tokens."""
+
+    max_model_len: int
+    num_blocks: int
+    block_size: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,6 +83,7 @@ class Engine:
     def __init__(self, config: SchedulerConfig, executor: Executor, clock: Clock) -> None:
         self.config = config
         self.scheduler = Scheduler(config, executor.tokens)
+        self.limits = EngineLimits(config.context_limit, config.num_blocks, config.block_size)
         self.metrics = EngineMetrics()
         self._executor = executor
         self._clock = clock
@@ -88,7 +102,7 @@ class Engine:
         core_request = Request(
             id=request.id,
             arrival_number=0,
-            arrival_ns=now_ns,
+            arrival_ns=now_ns if request.arrival_ns is None else request.arrival_ns,
             num_prompt_tokens=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
             priority=request.priority,
@@ -104,9 +118,8 @@ class Engine:
         """End a request at the next step boundary; unknown ids are left alone."""
         self.scheduler.abort(request_id, reason, self._clock.now_ns())
 
-    @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do or to tell."""
+        """Say whether `step` has something to do or to tell."""
         return self.scheduler.has_work or self.scheduler.has_events
 
     def step(self, inbox: AbortInbox | None = None) -> StepResult:

@@ -1,0 +1,153 @@
+"""Runs plans on a real model: changes to the batch, forward pass, sampling.
+
+Belongs here: the order in which a plan is carried out, and the record of token ids. Not here:
+arithmetic (kernels), networks (models), decisions (scheduler). Built by assemble; driven by Engine.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from everbatch.engine.engine import EngineRequest
+from everbatch.engine.executor import EmittedTokens, TokenLogprobs
+from everbatch.executors.model.input_batch import InputBatch, PackedStep
+from everbatch.executors.model.sampling_state import SamplingState
+from everbatch.kernels.arrays import Floats, Int32s
+from everbatch.kernels.batch import PackedBatch
+from everbatch.kernels.kv_storage import KVStorage
+from everbatch.kernels.sampling import RowLogprobs, SampledTokens, sample
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.plan import StepOutcome, StepPlan
+
+
+class Network(Protocol):
+    """A model: packed batch in, logits of the rows that sample out."""
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...
+    def forward(self, batch: PackedBatch, kv: KVStorage) -> Floats: ...
+
+
+class ModelExecutor:
+    """Carries out plans (engine.executor.Executor) and stores token ids (TokenStore)."""
+
+    def __init__(
+        self,
+        network: Network,
+        config: SchedulerConfig,
+        eos_token_ids: tuple[int, ...],
+        seed: int,
+    ) -> None:
+        self._network = network
+        self._kv = network.allocate_kv(config.num_blocks, config.block_size)
+        self._batch = InputBatch(config)
+        self._sampling = SamplingState(config.max_num_seqs, eos_token_ids, seed)
+        self._requests: dict[int, EngineRequest] = {}
+        """By slot."""
+        self._slot_of: dict[str, int] = {}
+
+    @property
+    def tokens(self) -> "ModelExecutor":
+        return self
+
+    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
+        """Give token ids [start, stop) as little-endian int32 (scheduler.plan.TokenStore)."""
+        slot = self._slot_of.get(request_id)
+        known = _known_tokens(payload) if slot is None else self._batch.tokens_of(slot)
+        assert stop <= len(known)
+        return known[start:stop].astype("<i4", copy=False).tobytes()
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """Run one forward pass; `outcome.tokens` is EmittedTokens in the order of rows."""
+        self._apply_changes(plan)
+        step = self._batch.pack(plan)
+        logits = self._network.forward(step.batch, self._kv)
+        rows = self._sampling.rows(
+            step.sampling_slots, self._batch.num_tokens, self._batch.token_ids
+        )
+        sampled = sample(logits, rows)
+        self._batch.commit(plan, step.sampling_slots, sampled.token_ids)
+        return self._outcome(step, sampled)
+
+    def reset(self) -> None:
+        """Forget all slots, after a failed pass; the tokens of their requests stay readable."""
+        self._release(list(self._requests), keep=list(self._requests))
+        self._batch.clear_decodes()
+
+    def _apply_changes(self, plan: StepPlan) -> None:
+        self._release(plan.released, keep=plan.preempted)
+        if plan.left:
+            self._batch.leave_decodes(plan.left)
+        for admission in plan.admitted:
+            request = admission.payload
+            assert isinstance(request, EngineRequest)
+            slot = admission.slot
+            self._requests[slot] = request
+            self._slot_of[request.id] = slot
+            self._batch.admit(slot, _known_tokens(request), admission.cached_blocks)
+            self._sampling.admit(
+                slot, request.sampling, request.arrival_number, request.num_prompt_tokens
+            )
+            request.executor_state = None
+        for chunk in plan.chunks:
+            self._batch.append_blocks(chunk.slot, chunk.new_blocks)
+        for slot, block in plan.appended:
+            self._batch.append_blocks(slot, (block,))
+        if plan.joined:
+            self._batch.join_decodes(plan.joined)
+
+    def _release(self, slots: list[int], *, keep: list[int]) -> None:
+        """Empty slots; the tokens of those in `keep` go with their requests, who come back."""
+        if not slots:
+            return
+        self._batch.leave_decodes(slots)
+        for slot in slots:
+            # A slot may have been forgotten before, by a reset.
+            request = self._requests.pop(slot, None)
+            if request is None:
+                continue
+            if slot in keep:
+                request.executor_state = self._batch.tokens_of(slot).copy()
+            del self._slot_of[request.id]
+
+    def _outcome(self, step: PackedStep, sampled: SampledTokens) -> StepOutcome:
+        slots, token_ids = step.sampling_slots, sampled.token_ids
+        outcome = StepOutcome()
+        if sampled.failed.any():
+            outcome.failed = [
+                (slot, "its logits are no finite numbers")
+                for slot in slots[sampled.failed].tolist()
+            ]
+        stopped = self._sampling.stopped(slots, token_ids) & ~sampled.failed
+        if stopped.any():
+            outcome.stopped = slots[stopped].tolist()
+        outcome.tokens = self._emitted(slots, token_ids, sampled)
+        return outcome
+
+    def _emitted(self, slots: Int32s, token_ids: Int32s, sampled: SampledTokens) -> EmittedTokens:
+        rows = np.flatnonzero(~sampled.failed).tolist()
+        requests = self._requests
+        logprobs = None
+        if sampled.logprobs:
+            logprobs = [_token_logprobs(sampled.logprobs.get(row)) for row in rows]
+        ids = token_ids.tolist()
+        return EmittedTokens(
+            [requests[slot].id for slot in slots[rows].tolist()],
+            [ids[row] for row in rows],
+            logprobs,
+        )
+
+
+def _known_tokens(payload: object) -> Int32s:
+    """Give the tokens of a request without a slot: its prompt, or all it had when preempted."""
+    assert isinstance(payload, EngineRequest)
+    kept = payload.executor_state
+    tokens = payload.prompt_token_ids if kept is None else kept
+    assert isinstance(tokens, np.ndarray)
+    return tokens
+
+
+def _token_logprobs(row: RowLogprobs | None) -> TokenLogprobs | None:
+    if row is None:
+        return None
+    top = zip(row.top_ids.tolist(), row.top_logprobs.tolist(), strict=True)
+    return TokenLogprobs(row.logprob, row.rank, tuple(top))

@@ -1,0 +1,123 @@
+"""Sampling options of all slots as arrays, and the rows of one step out of them.
+
+Belongs here: turning SamplingParams into what the sampling kernel reads, and the comparison of new
+tokens with stop ids, for all rows at once. Not here: choosing tokens (kernels.sampling).
+
+    S slots, R rows that sample in a step, K stop ids of the request that has most
+"""
+
+import numpy as np
+
+from everbatch.engine.sampling_params import SamplingParams
+from everbatch.kernels.arrays import Flags, Int32s
+from everbatch.kernels.random_numbers import seed_for
+from everbatch.kernels.sampling import RowExtras, SamplingRows
+
+_NO_STOP_ID = -1
+_MASK_64 = (1 << 64) - 1
+
+
+class SamplingState:
+    """Arrays by slot, written when a request is admitted."""
+
+    def __init__(self, num_slots: int, eos_token_ids: tuple[int, ...], engine_seed: int) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._engine_seed = engine_seed
+        self._temperature = np.zeros(num_slots, np.float32)
+        self._top_k = np.zeros(num_slots, np.int32)
+        self._top_p = np.ones(num_slots, np.float32)
+        self._min_p = np.zeros(num_slots, np.float32)
+        self._seed = np.zeros(num_slots, np.uint64)
+        self._wants_logprobs = np.zeros(num_slots, np.bool_)
+        self._num_logprobs = np.zeros(num_slots, np.int32)
+        self._stop_ids = np.full((num_slots, max(1, len(eos_token_ids))), _NO_STOP_ID, np.int32)
+        self._extras: dict[int, tuple[SamplingParams, int, tuple[int, ...]]] = {}
+        """Of the few slots with penalties, biases or min_tokens: options, prompt length, stops."""
+
+    def admit(
+        self, slot: int, params: SamplingParams, arrival_number: int, num_prompt_tokens: int
+    ) -> None:
+        """Take the options of the request that got this slot."""
+        self._temperature[slot] = params.temperature
+        self._top_k[slot] = params.top_k
+        self._top_p[slot] = params.top_p
+        self._min_p[slot] = params.min_p
+        seed = params.seed
+        if seed is None:
+            seed = seed_for(self._engine_seed, arrival_number)
+        self._seed[slot] = seed & _MASK_64
+        self._wants_logprobs[slot] = params.logprobs is not None
+        self._num_logprobs[slot] = params.logprobs or 0
+        eos = () if params.ignore_eos else self._eos_token_ids
+        stops = (*eos, *params.stop_token_ids)
+        self._widen(len(stops))
+        self._stop_ids[slot] = _NO_STOP_ID
+        self._stop_ids[slot, : len(stops)] = stops
+        self._extras.pop(slot, None)
+        if _uses_extras(params):
+            self._extras[slot] = (params, num_prompt_tokens, stops)
+
+    def rows(self, slots: Int32s, num_tokens: Int32s, token_ids: Int32s) -> SamplingRows:
+        """Give the options of a step's rows.
+
+        slots: [R] int32; num_tokens: [S] int32, prompt and outputs so far; token_ids: [S, C] int32.
+        """
+        return SamplingRows(
+            temperature=self._temperature[slots],
+            top_k=self._top_k[slots],
+            top_p=self._top_p[slots],
+            min_p=self._min_p[slots],
+            seed=self._seed[slots],
+            position=num_tokens[slots].astype(np.int64),
+            wants_logprobs=self._wants_logprobs[slots],
+            num_logprobs=self._num_logprobs[slots],
+            extras=self._row_extras(slots, num_tokens, token_ids) if self._extras else {},
+        )
+
+    def stopped(self, slots: Int32s, new_token_ids: Int32s) -> Flags:
+        """Give [R] bool: whose new token is one of its stop ids."""
+        hits: Flags = (self._stop_ids[slots] == new_token_ids[:, None]).any(axis=1)
+        return hits
+
+    def _row_extras(
+        self, slots: Int32s, num_tokens: Int32s, token_ids: Int32s
+    ) -> dict[int, RowExtras]:
+        extras: dict[int, RowExtras] = {}
+        for row, slot in enumerate(slots.tolist()):
+            if slot in self._extras:
+                params, num_prompt_tokens, stops = self._extras[slot]
+                history = token_ids[slot, : num_tokens[slot]]
+                extras[row] = _extras_of(params, history, num_prompt_tokens, stops)
+        return extras
+
+    def _widen(self, num_stops: int) -> None:
+        missing = num_stops - self._stop_ids.shape[1]
+        if missing > 0:
+            padding = ((0, 0), (0, missing))
+            self._stop_ids = np.pad(self._stop_ids, padding, constant_values=_NO_STOP_ID)
+
+
+def _uses_extras(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+        or bool(params.logit_bias)
+        or params.min_tokens > 0
+    )
+
+
+def _extras_of(
+    params: SamplingParams, history: Int32s, num_prompt_tokens: int, stops: tuple[int, ...]
+) -> RowExtras:
+    too_early = len(history) - num_prompt_tokens < params.min_tokens
+    return RowExtras(
+        token_history=history.astype(np.int64),
+        prompt_length=num_prompt_tokens,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        bias_ids=np.array([token_id for token_id, _ in params.logit_bias], np.int64),
+        bias_values=np.array([bias for _, bias in params.logit_bias], np.float32),
+        forbidden_ids=np.array(stops if too_early else (), np.int64),
+    )
