@@ -6,7 +6,7 @@
     weights.py     what a backend is built from
     kv_storage.py  the keys and values behind slots
     reference.py   numpy, float32: the specification
-    sampling.py    from rows of logits to token ids
+    sampling.py    from rows of logits to token ids; random_numbers.py draws for it
 
 Belongs here: arithmetic on arrays. Not here: requests, scheduling, file formats, which weights a
 network has (models). Called by models and by the model executor.

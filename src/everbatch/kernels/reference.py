@@ -17,10 +17,11 @@ from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
 from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
 
-# Bounds on temporary memory: attention scores of one piece of a prompt chunk (float32 values), and
-# keys gathered for one group of decodes. 16 MB each, far below what the weights need.
+# Bounds on temporary memory, in float32 values. Attention scores of one piece of a prompt chunk:
+# 16 MB, far below what the weights need. Keys gathered for one group of decodes: 1 MB, so that they
+# are still in the L2 cache when the product reads them.
 MAX_SCORES = 4 * 2**20
-MAX_GATHERED = 4 * 2**20
+MAX_GATHERED = 2**18
 # Short pieces also skip most of the products that the causal mask would throw away.
 MAX_PIECE_ROWS = 256
 STRIP_ROWS = 64
@@ -251,11 +252,11 @@ def _attend_decodes(
     """Attention of one token a row over its context; queries, attended: [T, H_kv, G, D]."""
     padded = (len(group.tokens), -1, *keys.shape[2:])  # [B, padded context, H_kv, D]
     context_keys = keys[group.blocks].reshape(padded)
-    context_values = values[group.blocks].reshape(padded)
     # Slots outside may hold what another request left, even a NaN. So scores there are replaced,
     # not lowered, and values are cleared: a weight of 0 times NaN is NaN.
     scores = queries[group.tokens] @ context_keys.transpose(0, 2, 3, 1)
     np.copyto(scores, -np.inf, where=group.outside[:, None, None, :])
+    context_values = values[group.blocks].reshape(padded)
     context_values[group.outside] = 0
     attended[group.tokens] = _softmax(scores) @ context_values.transpose(0, 2, 1, 3)
 
