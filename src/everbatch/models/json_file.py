@@ -16,11 +16,13 @@ def read_json(path: Path) -> dict[str, object]:
     """The object in the file `path`."""
     try:
         with path.open("rb") as file:
-            raw = file.read(MAX_JSON_BYTES + 1)
+            size = file.seek(0, 2)
+            if size > MAX_JSON_BYTES:
+                raise ModelLoadError(f"{path}: longer than the limit of {MAX_JSON_BYTES:,} bytes")
+            file.seek(0)
+            raw = file.read(size)
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(raw) > MAX_JSON_BYTES:
-        raise ModelLoadError(f"{path}: longer than the limit of {MAX_JSON_BYTES:,} bytes")
     return parse_object(raw, str(path))
 
 
