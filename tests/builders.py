@@ -96,7 +96,7 @@ class World:
         for _ in range(max_calls):
             self.arrive()
             self.leave()
-            if self.boundary >= last and not self.engine.has_work():
+            if self.boundary >= last and not self.engine.has_work:
                 return self
             self.step()
         raise AssertionError(f"no end after {max_calls} calls")

@@ -4,8 +4,9 @@ Pure: the clock and the executor are handed in, nothing here blocks, waits or kn
 same Engine serves real traffic and simulates. Callers: server.bridge (a thread), llm (a loop).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from everbatch.base.clock import Clock
 from everbatch.base.errors import ExecutorError
@@ -13,13 +14,19 @@ from everbatch.base.events import Event, Finished
 from everbatch.engine.executor import EmittedTokens, Executor, TokenLogprobs
 from everbatch.engine.metrics import EngineMetrics, EngineStats
 from everbatch.engine.sampling_params import SamplingParams
-from everbatch.scheduler.admission import Rejection, most_output_tokens
+from everbatch.scheduler.admission import Rejection, most_output_tokens, refusal
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import StepOutcome, StepPlan
 from everbatch.scheduler.request import FinishReason, Request
 from everbatch.scheduler.scheduler import NothingToRun, Scheduler
 
 AbortInbox = Callable[[], Iterable[tuple[str, FinishReason]]]
+
+
+class EventSink(Protocol):
+    """Whoever keeps the events of an engine; called after every step, must not raise."""
+
+    def __call__(self, events: Sequence[Event], *, is_idle: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -80,25 +87,33 @@ class StepResult:
 class Engine:
     """Iteration-level serving over an executor."""
 
-    def __init__(self, config: SchedulerConfig, executor: Executor, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        executor: Executor,
+        clock: Clock,
+        sink: EventSink | None = None,
+    ) -> None:
         self.config = config
         self.scheduler = Scheduler(config, executor.tokens)
         self.limits = EngineLimits(config.context_limit, config.num_blocks, config.block_size)
         self.metrics = EngineMetrics()
         self._executor = executor
         self._clock = clock
+        self._sink = sink
 
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
         """Give what max_model_len and the pool leave for outputs; below 1: nothing."""
         return most_output_tokens(num_prompt_tokens, self.config)
 
+    def refusal(self, num_prompt_tokens: int, max_tokens: int | None) -> Rejection | None:
+        """Say why a request can never run, without adding one."""
+        return refusal(num_prompt_tokens, self._resolve(num_prompt_tokens, max_tokens), self.config)
+
     def add(self, request: EngineRequest) -> Rejection | None:
         """Accept a request, or say why it can never run."""
         now_ns = self._clock.now_ns()
-        asked = request.sampling.max_tokens
-        # With no limit asked for, at least 1: the refusal then tells of the prompt, not of 0.
-        left = max(1, self.max_output_tokens(request.num_prompt_tokens))
-        request.max_tokens = left if asked is None else asked
+        request.max_tokens = self._resolve(request.num_prompt_tokens, request.sampling.max_tokens)
         core_request = Request(
             id=request.id,
             arrival_number=0,
@@ -118,8 +133,9 @@ class Engine:
         """End a request at the next step boundary; unknown ids are left alone."""
         self.scheduler.abort(request_id, reason, self._clock.now_ns())
 
+    @property
     def has_work(self) -> bool:
-        """Say whether `step` has something to do or to tell."""
+        """Whether `step` has something to do or to tell."""
         return self.scheduler.has_work or self.scheduler.has_events
 
     def step(self, inbox: AbortInbox | None = None) -> StepResult:
@@ -156,6 +172,15 @@ class Engine:
             num_cached_blocks=state.pool.num_cached,
         )
 
+    def _resolve(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        """Give the limit on outputs: the one asked for, else what the limits leave.
+
+        With none asked for at least 1: the refusal then tells of the prompt, not of a limit of 0.
+        """
+        if max_tokens is not None:
+            return max_tokens
+        return max(1, self.max_output_tokens(num_prompt_tokens))
+
     def _fail(self, plan: StepPlan, message: str) -> StepResult:
         self._executor.reset()
         events = self.scheduler.fail_step(plan, message, self._clock.now_ns())
@@ -164,6 +189,8 @@ class Engine:
     def _result(self, events: list[Event], plan: StepPlan | None, error: str | None) -> StepResult:
         for event in events:
             self.metrics.fold(event)
+        if self._sink is not None:
+            self._sink(events, is_idle=not self.scheduler.has_work)
         finished = [
             (event.id, FinishReason(event.reason))
             for event in events
