@@ -1,0 +1,1 @@
+"""Text and token ids: tokenizers, incremental detokenization, stop strings, chat templates."""
