@@ -1,0 +1,204 @@
+"""Chat messages to the text that a model was trained to continue.
+
+Belongs here: checking messages, rendering a model's template with them, and turning everything that
+goes wrong in a template into an error for the client. Not here: what a template may do
+(template_sandbox.py), the ids of the text (tokenizer.py). Used by the server and the Python API.
+
+Content goes into the text as it is, so special tokens that a user writes out are read as such when
+the text is encoded; vLLM and transformers do the same.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Template
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
+
+from everbatch.base.errors import InvalidRequest
+from everbatch.tokenizer.template_meter import MAX_STEPS, Meter
+from everbatch.tokenizer.template_sandbox import MeteredContext, TemplateEnvironment
+
+MAX_SOURCE_CHARS = 200_000  # The largest published ones have some 30,000.
+MAX_DATE_FORMAT_CHARS = 100
+
+# What Python raises for a template's own mistakes: adding None to text, a missing key, a division
+# by zero, recursion without end.
+_MISTAKES = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+
+
+class ChatTemplate:
+    """A model's chat template; without one, every render is refused with a way out.
+
+    Compiled at the first use, since jinja2 takes 10 to 50 ms for the larger ones. Thread-safe.
+    """
+
+    def __init__(
+        self, source: str | None, *, bos_token: str | None = None, eos_token: str | None = None
+    ) -> None:
+        self._source = source
+        self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self._template: Template | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def exists(self) -> bool:
+        return self._source is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        now: datetime,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Give the prompt for `messages`; encode it without adding special tokens.
+
+        A message has `role` and `content`: a string, or a list of parts {"type": "text", "text":
+        …}, which are joined by newlines as in vLLM. `now` is what strftime_now tells. `variables`
+        are handed to the template too (Qwen 3: enable_thinking). Raises InvalidRequest for broken
+        messages, a missing template, and whatever the template itself raises.
+        """
+        template = self._compiled()
+        values = {
+            **(variables or {}),
+            **self._tokens,
+            "messages": [_plain(message, index) for index, message in enumerate(messages)],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime(now),
+        }
+        try:
+            return _render(template, values)
+        except _MISTAKES as error:
+            raise InvalidRequest(_explain(error), "messages") from error
+
+    def _compiled(self) -> Template:
+        if self._source is None:
+            raise InvalidRequest(
+                "the model has no chat template, so it does not say how to write messages; use "
+                "/v1/completions with a prompt",
+                "messages",
+            )
+        with self._lock:
+            if self._template is None:
+                self._template = _compile(self._source)
+            return self._template
+
+
+def _compile(source: str) -> Template:
+    if len(source) > MAX_SOURCE_CHARS:
+        raise InvalidRequest(
+            f"the model's chat template has {len(source):,} characters, the limit is "
+            f"{MAX_SOURCE_CHARS:,}; use /v1/completions",
+            "messages",
+        )
+    try:
+        return TemplateEnvironment().from_string(source)
+    except (TemplateError, RecursionError, SyntaxError) as error:
+        raise InvalidRequest(_explain(error), "messages") from error
+
+
+def _render(template: Template, values: dict[str, Any]) -> str:
+    """Run the template with a full meter. Source: jinja2, Template.render, without its rewriting
+    of tracebacks."""
+    context = template.new_context(values)
+    assert isinstance(context, MeteredContext)
+    meter = context.meter = Meter(MAX_STEPS)
+    pieces: list[str] = []
+    num_chars = 0
+    for piece in template.root_render_func(context):
+        num_chars += len(piece)
+        meter.check_text(num_chars)
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _raise_exception(message: object) -> None:
+    raise _RaisedByTemplate(
+        str(message) if isinstance(message, str | int) else "it gives no reason"
+    )
+
+
+class _RaisedByTemplate(TemplateError):
+    """What a template says about messages that it cannot write."""
+
+
+def _strftime(now: datetime) -> Any:
+    def strftime_now(date_format: str) -> str:
+        if len(date_format) > MAX_DATE_FORMAT_CHARS or any(char.isdigit() for char in date_format):
+            # Digits are widths to some C libraries: "%999999999d" is a gigabyte.
+            raise SecurityError(f"strftime_now({date_format[:40]!r}): unusual date format")
+        return now.strftime(date_format)
+
+    return strftime_now
+
+
+def _explain(error: Exception) -> str:
+    match error:
+        case _RaisedByTemplate():
+            return f"the model's chat template refuses these messages: {error}"
+        case TemplateSyntaxError():
+            return (
+                f"the model's chat template is broken: line {error.lineno}: {error.message}; use "
+                "/v1/completions with a prompt"
+            )
+        case SecurityError():
+            return f"the model's chat template does what everbatch does not allow: {error}"
+        case RecursionError():
+            return "the model's chat template does not end: it calls itself without a limit"
+        case UndefinedError():
+            return f"the model's chat template needs what the messages do not have: {error}"
+        case TemplateError():
+            return f"the model's chat template fails: {error}"
+        case _:
+            return f"the model's chat template fails: {type(error).__name__}: {error}"
+
+
+def _plain(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The message with its content as one string."""
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where} must be an object, not {message!r:.80}", where)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{where}.role must be a non-empty string", f"{where}.role")
+    return {**message, "content": _text(message.get("content"), role, f"{where}.content")}
+
+
+def _text(content: object, role: str, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and role == "assistant":
+        return ""
+    if not isinstance(content, list):
+        raise InvalidRequest(
+            f"{where} must be a string or a list of text parts, not {content!r:.80}", where
+        )
+    return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text":
+        raise InvalidRequest(
+            f"{where} is of type {kind!r}; only parts of type 'text' are supported", where
+        )
+    text = part["text"] if isinstance(part, Mapping) and "text" in part else None
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.text must be a string", f"{where}.text")
+    return text
