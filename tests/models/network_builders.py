@@ -80,7 +80,9 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def random_prompt(config: ModelConfig, length: int, seed: int = 1) -> list[int]:
-    return np.random.default_rng([seed, length]).integers(0, config.vocab_size, length).tolist()
+    rng = np.random.default_rng([seed, length])
+    token_ids: list[int] = rng.integers(0, config.vocab_size, length).tolist()
+    return token_ids
 
 
 class Runner:
