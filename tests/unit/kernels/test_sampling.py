@@ -1,0 +1,468 @@
+"""Sampling: the distribution, the order of operations, ties, failures, and independence of rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from everbatch.kernels.sampling import (
+    RowExtras,
+    SampledTokens,
+    SamplingRows,
+    sample,
+)
+
+Floats = NDArray[np.float32]
+
+
+def sampling_rows(num_rows: int, **changes: Any) -> SamplingRows:
+    """Plain random rows; a change is one value for all, or one a row."""
+    values: dict[str, Any] = {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": 1,
+        "position": np.arange(num_rows),
+        "wants_logprobs": False,
+        "num_logprobs": 0,
+    }
+    extras = changes.pop("extras", {})
+    types = {"top_k": np.int32, "seed": np.uint64, "position": np.int64, "wants_logprobs": np.bool_}
+    types["num_logprobs"] = np.int32
+    arrays = {
+        name: np.ascontiguousarray(
+            np.broadcast_to(changes.get(name, default), num_rows), types.get(name, np.float32)
+        )
+        for name, default in values.items()
+    }
+    return SamplingRows(**arrays, extras=extras)
+
+
+def logits_of(*probabilities: float) -> Floats:
+    return np.log(np.array([probabilities], np.float32))
+
+
+def one(logits: Sequence[float] | Floats, **changes: Any) -> SampledTokens:
+    row = np.array([logits], np.float32)
+    return sample(row, sampling_rows(1, **changes))
+
+
+def frequencies(row: Floats, num_draws: int = 20_000, **changes: Any) -> NDArray[np.float64]:
+    """How often each token is drawn from one row of logits, over as many positions."""
+    result = sample(np.repeat(row, num_draws, axis=0), sampling_rows(num_draws, **changes))
+    assert not result.failed.any()
+    return np.bincount(result.token_ids, minlength=row.shape[1]) / num_draws
+
+
+def assert_drawn_from(
+    found: NDArray[np.float64], expected: Sequence[float], num_draws: int = 20_000
+) -> None:
+    """Within five standard deviations, and exactly 0 where 0 is expected. Tokens expected fewer
+    than 25 times are counted as one: the normal approximation is not theirs."""
+    wanted = np.array(expected)
+    assert found[wanted == 0].sum() == 0
+    rare = wanted * num_draws < 25
+    found = np.append(found[~rare], found[rare].sum())
+    wanted = np.append(wanted[~rare], wanted[rare].sum())
+    deviation = np.sqrt(wanted * np.maximum(1 - wanted, 0) / num_draws)
+    assert np.all(np.abs(found - wanted) <= 5 * deviation + 1e-9)
+
+
+PROBABILITIES = (0.4, 0.05, 0.3, 0.1, 0.15)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, PROBABILITIES),
+        ({"top_k": 2}, (4 / 7, 0, 3 / 7, 0, 0)),
+        ({"top_k": 5}, PROBABILITIES),
+        ({"top_k": 99}, PROBABILITIES),
+        ({"top_p": 0.6}, (4 / 7, 0, 3 / 7, 0, 0)),
+        ({"top_p": 0.75}, (8 / 17, 0, 6 / 17, 0, 3 / 17)),
+        ({"top_p": 0.39}, (1, 0, 0, 0, 0)),
+        ({"top_p": 1e-9}, (1, 0, 0, 0, 0)),
+        ({"min_p": 0.3}, (8 / 17, 0, 6 / 17, 0, 3 / 17)),
+        ({"min_p": 1.0}, (1, 0, 0, 0, 0)),
+        # top_p counts what top_k left: 0.3 of 0.7 is beyond 0.57 of it only with both tokens.
+        ({"top_k": 2, "top_p": 0.58}, (4 / 7, 0, 3 / 7, 0, 0)),
+        ({"top_k": 2, "top_p": 0.56}, (1, 0, 0, 0, 0)),
+        # min_p leaves 0.85, of which the largest token is 0.47.
+        ({"min_p": 0.3, "top_p": 0.46}, (1, 0, 0, 0, 0)),
+        ({"min_p": 0.3, "top_p": 0.48}, (4 / 7, 0, 3 / 7, 0, 0)),
+        ({"top_k": 1}, (1, 0, 0, 0, 0)),
+    ],
+)
+def test_tokens_are_drawn_with_their_probabilities(
+    changes: dict[str, Any], expected: Sequence[float]
+) -> None:
+    assert_drawn_from(frequencies(logits_of(*PROBABILITIES), **changes), expected)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_sharpens_and_flattens(temperature: float) -> None:
+    weights = np.array(PROBABILITIES) ** (1 / temperature)
+
+    found = frequencies(logits_of(*PROBABILITIES), temperature=temperature)
+
+    assert_drawn_from(found, (weights / weights.sum()).tolist())
+
+
+def test_temperature_comes_before_min_p_and_top_p() -> None:
+    # At temperature 0.5 the weights are 16 : 9 of the two likeliest, 2.25 of the third.
+    found = frequencies(logits_of(*PROBABILITIES), temperature=0.5, min_p=0.5)
+
+    assert_drawn_from(found, (16 / 25, 0, 9 / 25, 0, 0))
+
+
+def test_a_large_vocabulary_is_drawn_from_evenly() -> None:
+    found = frequencies(np.zeros((1, 4_000), np.float32), 4_000)
+
+    # Draws of 4,000 out of 4,000 leave a share 1/e of tokens undrawn.
+    assert abs((found == 0).mean() - np.exp(-1)) < 0.03
+    assert abs(found[:2_000].sum() - 0.5) < 0.04
+
+
+def random_logits(num_rows: int, vocab_size: int, scale: float = 3.0, seed: int = 0) -> Floats:
+    draw = np.random.default_rng(seed)
+    return (draw.standard_normal((num_rows, vocab_size)) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 1}, {"temperature": 0.0}, {"temperature": 9e-6}])
+def test_the_likeliest_token_is_what_greedy_takes(changes: dict[str, Any]) -> None:
+    logits = random_logits(50, 1_001)
+
+    result = sample(logits, sampling_rows(50, **changes))
+
+    assert result.token_ids.tolist() == logits.argmax(axis=-1).tolist()
+    assert result.token_ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 1}, {"temperature": 0.0}, {"top_p": 1e-6}])
+def test_ties_go_to_the_lowest_id(changes: dict[str, Any]) -> None:
+    assert one([1.0, 3.0, 2.0, 3.0, 3.0], **changes).token_ids.tolist() == [1]
+
+
+def test_top_k_keeps_exactly_k_of_equal_tokens() -> None:
+    found = frequencies(np.zeros((1, 6), np.float32), top_k=3)
+
+    assert_drawn_from(found, (1 / 3, 1 / 3, 1 / 3, 0, 0, 0))
+
+
+def reference_top(logits: Floats, top_k: int, top_p: float) -> set[int]:
+    """The tokens that stay, by sorting everything in float64."""
+    order = np.argsort(-logits, kind="stable")[: top_k or None]
+    weights = np.exp(logits[order].astype(np.float64) - logits.max())
+    before = np.cumsum(weights) - weights
+    return set(order[before < top_p * weights.sum()].tolist())
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 4.0, 40.0])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(0, 0.3), (0, 0.97), (7, 1.0), (7, 0.8), (250, 1.0), (250, 0.999)]
+)
+def test_truncation_keeps_what_a_full_sort_keeps(scale: float, top_k: int, top_p: float) -> None:
+    logits = random_logits(1, 300, scale)
+
+    found = frequencies(logits, 4_000, top_k=top_k, top_p=top_p)
+
+    kept = reference_top(logits[0], top_k, top_p)
+    weights = np.zeros(300)
+    weights[list(kept)] = np.exp(logits[0][list(kept)].astype(np.float64) - logits.max())
+    assert set(np.flatnonzero(found).tolist()) <= kept
+    assert_drawn_from(found, (weights / weights.sum()).tolist(), 4_000)
+
+
+def test_a_truncation_that_cuts_nothing_changes_no_token() -> None:
+    logits = random_logits(300, 1_000)
+
+    plain = sample(logits, sampling_rows(300))
+    truncated = sample(logits, sampling_rows(300, top_k=999, top_p=0.9999999))
+
+    assert plain.token_ids.tolist() == truncated.token_ids.tolist()
+
+
+def test_a_row_is_bitwise_the_same_in_every_batch() -> None:
+    num_rows, vocab_size = 41, 1_003
+    logits = random_logits(num_rows, vocab_size)
+    draw = np.random.default_rng(5)
+    extras = {
+        row: RowExtras(
+            token_history=draw.integers(0, vocab_size, 30),
+            prompt_length=10,
+            repetition_penalty=1.3,
+            presence_penalty=0.5,
+            bias_ids=np.array([row, 7]),
+            bias_values=np.array([2.0, 3.0], np.float32),
+        )
+        for row in range(0, num_rows, 3)
+    }
+    arrays = {
+        "temperature": draw.choice([0.0, 0.7, 1.0, 1.5], num_rows),
+        "top_k": draw.choice([0, 5, 50], num_rows),
+        "top_p": draw.choice([1.0, 0.9], num_rows),
+        "min_p": draw.choice([0.0, 0.05], num_rows),
+        "seed": draw.integers(0, 2**63, num_rows),
+        "position": draw.integers(0, 5_000, num_rows),
+        "wants_logprobs": draw.choice([True, False], num_rows),
+        "num_logprobs": draw.integers(0, 6, num_rows),
+    }
+
+    together = sample(logits, sampling_rows(num_rows, **arrays, extras=extras))
+
+    for first, last in [(row, row + 1) for row in range(num_rows)] + [(3, 20), (17, 41)]:
+        part = sample(
+            np.ascontiguousarray(logits[first:last]),
+            sampling_rows(
+                last - first,
+                **{name: values[first:last] for name, values in arrays.items()},
+                extras={row - first: extra for row, extra in extras.items() if first <= row < last},
+            ),
+        )
+        assert part.token_ids.tolist() == together.token_ids[first:last].tolist()
+        for row, found in part.logprobs.items():
+            expected = together.logprobs[first + row]
+            assert (found.logprob, found.rank) == (expected.logprob, expected.rank)
+            assert found.top_ids.tolist() == expected.top_ids.tolist()
+            assert found.top_logprobs.tobytes() == expected.top_logprobs.tobytes()
+
+
+def test_weights_do_not_depend_on_where_a_row_stands() -> None:
+    # Rows of odd length, so that a row begins at every alignment and vector tails move about.
+    row = random_logits(1, 997)
+    stacked = np.repeat(row, 64, axis=0)
+
+    tokens = sample(stacked, sampling_rows(64, position=3)).token_ids
+    logprobs = sample(stacked, sampling_rows(64, position=3, wants_logprobs=True)).logprobs
+
+    assert len(set(tokens.tolist())) == 1
+    assert len({found.logprob for found in logprobs.values()}) == 1
+
+
+def text(seed: int, length: int = 40) -> list[int]:
+    logits = random_logits(1, 500, scale=1.0)
+    rows = sampling_rows(length, seed=seed)
+    return sample(np.repeat(logits, length, axis=0), rows).token_ids.tolist()
+
+
+def test_seed_and_position_choose_the_token() -> None:
+    assert text(1) == text(1)
+    assert text(1) != text(2)
+    assert len(set(text(1))) > 20
+    assert text(2**64 - 1) != text(2**63)
+
+
+def test_seeded_tokens_are_the_same_on_every_machine() -> None:
+    logits = np.zeros((8, 1_024), np.float32)
+
+    tokens = sample(logits, sampling_rows(8, seed=1234)).token_ids
+
+    assert tokens.tolist() == [int(number * 1_024) for number in known_numbers(1234, range(8))]
+
+
+def known_numbers(seed: int, positions: Sequence[int]) -> list[float]:
+    """Philox in plain integers."""
+    numbers = []
+    for position in positions:
+        c, k = [position, 0, 0, 0], [seed, 0]
+        for _ in range(10):
+            left, right = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+            c = [
+                (right >> 32) ^ c[1] ^ k[0],
+                right & 0xFFFFFFFF,
+                (left >> 32) ^ c[3] ^ k[1],
+                left & 0xFFFFFFFF,
+            ]
+            k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+        numbers.append(((c[0] << 32 | c[1]) >> 11) / 2**53)
+    return numbers
+
+
+def adjusted_choice(logits: Sequence[float], **extras: Any) -> int:
+    """What greedy takes after the extras."""
+    found = one(logits, temperature=0.0, extras={0: RowExtras(**extras)})
+    assert not found.failed[0]
+    return int(found.token_ids[0])
+
+
+IDS = np.array
+
+
+def test_repetition_penalty_counts_prompt_and_outputs_on_both_sides_of_zero() -> None:
+    history = {"token_history": IDS([0, 2]), "prompt_length": 1, "repetition_penalty": 2.0}
+
+    # 4 / 2 = 2 for the prompt's token 0, 3 / 2 for the output's token 2, 2.5 for token 1.
+    assert adjusted_choice([4.0, 2.5, 3.0], **history) == 1
+    # -1 * 2 = -2 for token 0, so -1.5 is larger.
+    assert adjusted_choice([-1.0, -1.5, -9.0], **history) == 1
+
+
+def test_presence_penalty_counts_outputs_once() -> None:
+    history = {"token_history": IDS([0, 1, 1, 1]), "prompt_length": 1, "presence_penalty": 1.0}
+
+    assert adjusted_choice([2.0, 2.9, 0.0], **history) == 0
+    assert adjusted_choice([2.0, 3.1, 0.0], **history) == 1
+
+
+def test_frequency_penalty_counts_every_output() -> None:
+    history = {"token_history": IDS([0, 0, 1, 1]), "prompt_length": 1, "frequency_penalty": 0.5}
+
+    # Token 0 once (2.5), token 1 twice (2.4).
+    assert adjusted_choice([3.0, 3.4, 0.0], **history) == 0
+    assert adjusted_choice([3.0, 3.6, 0.0], **history) == 1
+
+
+def test_repetition_comes_before_presence_and_frequency() -> None:
+    penalties = {"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+
+    # 4 / 2 - 0.25 * 2 - 0.5 = 1.0; the other way round it would be (4 - 1) / 2 = 1.5.
+    history = {"token_history": IDS([0, 0]), "prompt_length": 0, **penalties}
+    assert adjusted_choice([4.0, 1.25], **history) == 1
+    assert adjusted_choice([4.0, 0.75], **history) == 0
+
+
+def test_negative_penalties_reward() -> None:
+    history = {"token_history": IDS([1]), "prompt_length": 0, "frequency_penalty": -2.0}
+
+    assert adjusted_choice([1.5, 0.0], **history) == 1
+
+
+def test_logit_bias_is_added_before_the_penalties() -> None:
+    bias = {"bias_ids": IDS([1, 0]), "bias_values": np.array([3.0, -1.0], np.float32)}
+
+    assert adjusted_choice([2.0, 0.0], **bias) == 1
+    # (0 + 3) / 4 is below 2 - 1.
+    history = {"token_history": IDS([1]), "prompt_length": 1, "repetition_penalty": 4.0}
+    assert adjusted_choice([2.0, 0.0], **bias, **history) == 0
+
+
+def test_forbidden_ids_are_never_chosen() -> None:
+    forbidden = RowExtras(forbidden_ids=IDS([0, 2]))
+    extras = dict.fromkeys(range(20_000), forbidden)
+
+    found = frequencies(logits_of(*PROBABILITIES), extras=extras)
+
+    assert_drawn_from(found, (0, 1 / 6, 0, 1 / 3, 1 / 2))
+    assert adjusted_choice([5.0, 1.0, 4.0], forbidden_ids=IDS([0, 2])) == 1
+
+
+def test_a_bias_does_not_lift_what_is_forbidden() -> None:
+    bias = {"bias_ids": IDS([0]), "bias_values": np.array([100.0], np.float32)}
+
+    assert adjusted_choice([1.0, 0.0], forbidden_ids=IDS([0]), **bias) == 1
+
+
+def test_ids_beyond_the_vocabulary_change_nothing() -> None:
+    bias = {"bias_ids": IDS([2, 99]), "bias_values": np.array([9.0, 9.0], np.float32)}
+
+    assert adjusted_choice([1.0, 0.0], forbidden_ids=IDS([2, 99]), **bias) == 0
+
+
+def test_extras_of_one_row_leave_the_others_alone() -> None:
+    logits = random_logits(40, 100)
+    extras = {5: RowExtras(forbidden_ids=np.arange(50))}
+
+    plain = sample(logits, sampling_rows(40)).token_ids
+    result = sample(logits, sampling_rows(40, extras=extras)).token_ids
+
+    assert np.delete(result, 5).tolist() == np.delete(plain, 5).tolist()
+    assert result[5] >= 50
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 50, 99])
+def test_a_row_without_finite_logits_fails_alone(
+    place: int, value: float, temperature: float
+) -> None:
+    logits = random_logits(3, 100)
+    expected = sample(logits, sampling_rows(3, temperature=temperature))
+    logits[1, place] = value
+
+    rows = sampling_rows(3, temperature=temperature, wants_logprobs=True)
+    result = sample(logits, rows)
+
+    assert result.failed.tolist() == [False, True, False]
+    assert result.token_ids[[0, 2]].tolist() == expected.token_ids[[0, 2]].tolist()
+    assert set(result.logprobs) == {0, 2}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_every_token_forbidden_fails(temperature: float) -> None:
+    extras = {0: RowExtras(forbidden_ids=np.arange(3))}
+
+    assert one([1.0, 2.0, 3.0], temperature=temperature, extras=extras).failed.tolist() == [True]
+
+
+@pytest.mark.parametrize("changes", [{}, {"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_extreme_but_finite_logits_are_sampled(changes: dict[str, Any]) -> None:
+    largest = np.finfo(np.float32).max
+    for temperature in (1e-5, 1.0, 2.0):
+        result = one(
+            [-largest, largest, 0.0],
+            temperature=temperature,
+            wants_logprobs=True,
+            num_logprobs=3,
+            **changes,
+        )
+
+        assert result.token_ids.tolist() == [1]
+        assert result.logprobs[0].logprob == 0.0
+
+
+def test_logprobs_are_of_the_raw_logits() -> None:
+    extras = {0: RowExtras(forbidden_ids=IDS([0]))}
+
+    result = one(
+        logits_of(*PROBABILITIES)[0],
+        temperature=0.0,
+        wants_logprobs=True,
+        num_logprobs=3,
+        extras=extras,
+    )
+
+    found = result.logprobs[0]
+    assert result.token_ids.tolist() == [2]
+    assert found.rank == 2
+    assert found.logprob == pytest.approx(np.log(0.3), abs=1e-6)
+    assert found.top_ids.tolist() == [0, 2, 4]
+    assert found.top_logprobs == pytest.approx(np.log([0.4, 0.3, 0.15]), abs=1e-6)
+    assert found.top_logprobs.dtype == np.float32
+
+
+def test_logprobs_are_given_where_wanted_and_as_many_as_wanted() -> None:
+    rows = sampling_rows(3, wants_logprobs=[True, False, True], num_logprobs=[0, 5, 99])
+
+    result = sample(random_logits(3, 10), rows)
+
+    assert set(result.logprobs) == {0, 2}
+    assert result.logprobs[0].top_ids.size == 0
+    assert result.logprobs[2].top_ids.size == 10
+    assert np.exp(result.logprobs[2].top_logprobs).sum() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_top_logprobs_of_ties_go_to_the_lowest_ids() -> None:
+    found = one([1.0, 2.0, 1.0, 1.0], wants_logprobs=True, num_logprobs=2).logprobs[0]
+
+    assert found.top_ids.tolist() == [1, 0]
+
+
+def test_the_logits_are_left_as_they_are() -> None:
+    logits = random_logits(4, 50)
+    before = logits.copy()
+    extras = {1: RowExtras(forbidden_ids=IDS([1]), token_history=IDS([2]), presence_penalty=1.0)}
+
+    sample(logits, sampling_rows(4, top_p=0.5, min_p=0.1, wants_logprobs=True, extras=extras))
+
+    assert np.array_equal(logits, before)
+
+
+def test_no_rows_give_no_tokens() -> None:
+    result = sample(np.empty((0, 10), np.float32), sampling_rows(0))
+
+    assert result.token_ids.shape == (0,)
+    assert result.failed.shape == (0,)
+    assert result.logprobs == {}
