@@ -1,0 +1,150 @@
+"""Reading a JSON body field by field, strictly.
+
+Belongs here: decoding, types, and the refusal of what nobody asked for. Not here: what a field
+means. `Fields` hands out each field once; what is left at `end` is refused by name. null means
+absent, as in OpenAI's API.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from everbatch.server.errors import ApiError, bad_request
+
+# Wide enough for a seed of 64 bits; what lies beyond cannot be a float or an int of any model.
+MAX_NUMBER = 2**64
+
+Json = Any
+IsNeutral = Callable[[Json], bool]
+
+_decoder = msgspec.json.Decoder()
+
+
+def decode_object(body: bytes) -> dict[str, Json]:
+    """Decode a body that must be one JSON object.
+
+    msgspec refuses NaN, Infinity, invalid UTF-8, lone surrogates and trailing characters.
+    """
+    try:
+        value = _decoder.decode(body)
+    except RecursionError:
+        raise bad_request("the body is nested too deeply", code="invalid_json") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise bad_request(f"the body must be a JSON object, not {name_type(value)}")
+    return value
+
+
+class Fields:
+    """The fields of one object; `path` is where it stands in the body, for messages."""
+
+    def __init__(self, values: Mapping[str, Json], path: str = "") -> None:
+        self._left = dict(values)
+        self._path = path
+
+    def name(self, field: str) -> str:
+        return f"{self._path}.{field}" if self._path else field
+
+    def take(self, field: str) -> Json:
+        """Take a field's value as it is; None if absent or null."""
+        return self._left.pop(field, None)
+
+    def boolean(self, field: str, default: bool = False) -> bool:
+        value = self.take(field)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong_type(field, "true or false", value)
+        return value
+
+    def integer(self, field: str, low: int, high: int) -> int | None:
+        value = self.take(field)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong_type(field, "an integer", value)
+        if not low <= value <= high:
+            raise self.bad(field, f"must lie in [{low}, {high}], got {value}")
+        return value
+
+    def number(self, field: str) -> int | float | None:
+        """Take a number that a float can hold; its own range is checked by whoever uses it."""
+        value = self.take(field)
+        if value is None:
+            return None
+        return check_number(self.name(field), value)
+
+    def text(self, field: str, max_length: int) -> str | None:
+        value = self.take(field)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self.wrong_type(field, "a string", value)
+        if len(value) > max_length:
+            raise self.bad(field, f"has {len(value):,} characters, at most {max_length:,} go")
+        return value
+
+    def object(self, field: str) -> "Fields | None":
+        value = self.take(field)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong_type(field, "an object", value)
+        return Fields(value, self.name(field))
+
+    def refuse(self, unsupported: Mapping[str, IsNeutral]) -> None:
+        """Refuse what we know but do not support, unless it is null or asks for what we do."""
+        for field, is_neutral in unsupported.items():
+            value = self._left.get(field)
+            if value is None or is_neutral(value):
+                self._left.pop(field, None)
+                continue
+            raise bad_request(
+                f"{self.name(field)}={value!r} is not supported by this server: leave it out",
+                self.name(field),
+                "unsupported_parameter",
+            )
+
+    def end(self) -> None:
+        """Refuse whatever nobody took."""
+        for field in self._left:
+            raise bad_request(
+                f"unknown field {self.name(field)!r}: check its spelling or leave it out",
+                self.name(field),
+                "unknown_parameter",
+            )
+
+    def wrong_type(self, field: str, wanted: str, value: Json) -> ApiError:
+        return self.bad(field, f"must be {wanted}, not {name_type(value)}")
+
+    def bad(self, field: str, what: str) -> ApiError:
+        return bad_request(f"{self.name(field)} {what}", self.name(field), "invalid_value")
+
+
+def check_number(name: str, value: Json) -> int | float:
+    """Give a number back; what is none, or larger than any field may be, is refused."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        message = f"{name} must be a number, not {name_type(value)}"
+        raise bad_request(message, name, "invalid_value")
+    if not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise bad_request(f"{name} is out of range: {value}", name, "invalid_value")
+    return value
+
+
+def name_type(value: Json) -> str:
+    """Name a JSON value's type as JSON does."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return f"the number {value!r}"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"

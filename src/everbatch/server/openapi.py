@@ -1,0 +1,106 @@
+"""The request bodies as the OpenAPI document shows them.
+
+Belongs here: schemas for readers and client generators. Not here: checking; protocol.py reads
+bodies itself, because it must name the field that is wrong in OpenAI's error body.
+"""
+
+from typing import Any
+
+_NUMBER = {"type": "number"}
+_BOOLEAN = {"type": "boolean", "default": False}
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+_COMMON: dict[str, Any] = {
+    "model": {"type": "string", "description": "Absent: the served model."},
+    "stream": _BOOLEAN,
+    "stream_options": {
+        "type": "object",
+        "properties": {"include_usage": _BOOLEAN},
+        "additionalProperties": False,
+    },
+    "temperature": _NUMBER | {"minimum": 0, "maximum": 2, "default": 1},
+    "top_p": _NUMBER | {"exclusiveMinimum": 0, "maximum": 1, "default": 1},
+    "top_k": {"type": "integer", "minimum": -1, "default": 0, "description": "0 or -1: off."},
+    "min_p": _NUMBER | {"minimum": 0, "maximum": 1, "default": 0},
+    "seed": {"type": "integer"},
+    "max_tokens": {
+        "type": "integer",
+        "minimum": 1,
+        "description": "Absent: what max_model_len and the KV cache leave.",
+    },
+    "min_tokens": {"type": "integer", "minimum": 0, "default": 0},
+    "stop": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    "stop_token_ids": _TOKEN_IDS,
+    "ignore_eos": _BOOLEAN,
+    "presence_penalty": _NUMBER | {"minimum": -2, "maximum": 2, "default": 0},
+    "frequency_penalty": _NUMBER | {"minimum": -2, "maximum": 2, "default": 0},
+    "repetition_penalty": _NUMBER | {"exclusiveMinimum": 0, "maximum": 2, "default": 1},
+    "logit_bias": {
+        "type": "object",
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    },
+    "include_stop_str_in_output": _BOOLEAN,
+    "skip_special_tokens": {"type": "boolean", "default": True},
+    "user": {"type": "string"},
+    "priority": {"type": "integer", "default": 0, "description": "Lower runs first."},
+    "cache_salt": {"type": "string", "description": "Only equal salts share cached prefixes."},
+}
+_LOGPROBS = {"type": "integer", "minimum": 0, "maximum": 20}
+_TEXT_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "additionalProperties": False,
+}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant"]},
+        "content": {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}]
+        },
+        "name": {"type": "string"},
+    },
+}
+
+
+def _operation(required: str, properties: dict[str, Any]) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "required": [required],
+        "properties": _COMMON | properties,
+        "additionalProperties": False,
+    }
+    error = {"description": 'OpenAI\'s error body: {"error": {message, type, param, code}}'}
+    statuses = ("400", "404", "413", "415", "500", "503")
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {status: error for status in statuses},
+    }
+
+
+COMPLETIONS = _operation(
+    "prompt",
+    {
+        "prompt": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                _TOKEN_IDS,
+                {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
+            ]
+        },
+        "logprobs": _LOGPROBS,
+        "add_special_tokens": {"type": "boolean", "default": True},
+    },
+)
+CHAT_COMPLETIONS = _operation(
+    "messages",
+    {
+        "messages": {"type": "array", "items": _MESSAGE, "minItems": 1},
+        "max_completion_tokens": {"type": "integer", "minimum": 1},
+        "logprobs": _BOOLEAN,
+        "top_logprobs": _LOGPROBS,
+    },
+)

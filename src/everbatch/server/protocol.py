@@ -1,0 +1,293 @@
+"""The two request bodies, read strictly into values: what the client wants, no more, no less.
+
+Belongs here: /v1/completions and /v1/chat/completions field by field. Not here: tokens, ranges of
+sampling values (SamplingParams knows them), answers. Used by the routes.
+
+Every field is one of three kinds. *Supported*: read below. *Labels*, which OpenAI defines as having
+no effect on the answer (`user`, `safety_identifier`, `prompt_cache_key`, `metadata`): checked for
+type, then dropped. *Not supported*: refused by name, unless the value is null or asks for what
+happens anyway (`n: 1`, `echo: false`, `response_format: {"type": "text"}`, `tools: []`,
+`service_tier: "auto"`, `store: false`, `modalities: ["text"]`). Any other field is unknown and
+refused by name too. null always means absent. `max_completion_tokens` and `max_tokens` are one
+field with two names in chat; completions has `max_tokens` only. `top_k: -1` is vLLM's way to
+write 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from everbatch.base.errors import InvalidRequest
+from everbatch.engine.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
+from everbatch.server.chat_messages import Message, read_messages
+from everbatch.server.errors import bad_request, from_invalid_request
+from everbatch.server.fields import Fields, IsNeutral, Json, check_number, decode_object, name_type
+
+MAX_LABEL_LENGTH = 512
+MAX_METADATA_ENTRIES = 16
+MAX_MODEL_NAME_LENGTH = 512
+MAX_CACHE_SALT_LENGTH = 256
+MAX_PRIORITY = 2**31 - 1
+MAX_TOKEN_ID_DIGITS = 10
+
+Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What both kinds of request have. sampling.max_tokens None: as many as there is room for."""
+
+    model: str | None
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    priority: int
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    common: Common
+    prompts: tuple[Prompt, ...]
+    add_special_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    common: Common
+    messages: tuple[Message, ...]
+    template_variables: Mapping[str, Json]
+
+
+def _only(*values: Json) -> IsNeutral:
+    return lambda value: any(type(value) is type(one) and value == one for one in values)
+
+
+def _nothing(value: Json) -> bool:
+    return False
+
+
+NOT_SUPPORTED_ANYWHERE: dict[str, IsNeutral] = {
+    "n": _only(1),
+    "use_beam_search": _only(False),
+    "logit_processors": _nothing,
+    "logits_processors": _nothing,
+    "prompt_logprobs": _nothing,
+    "response_format": _only({"type": "text"}),
+    "guided_json": _nothing,
+    "guided_regex": _nothing,
+    "guided_choice": _nothing,
+    "guided_grammar": _nothing,
+    "structured_outputs": _nothing,
+    "service_tier": _only("auto", "default"),
+    "truncate_prompt_tokens": _nothing,
+    "length_penalty": _only(1, 1.0),
+    "bad_words": _only([]),
+}
+NOT_SUPPORTED_IN_COMPLETIONS: dict[str, IsNeutral] = {
+    "best_of": _only(1),
+    "echo": _only(False),
+    "suffix": _only(""),
+    "prompt_embeds": _nothing,
+}
+NOT_SUPPORTED_IN_CHAT: dict[str, IsNeutral] = {
+    "tools": _only([]),
+    "tool_choice": _only("none"),
+    "parallel_tool_calls": _nothing,
+    "functions": _only([]),
+    "function_call": _only("none"),
+    "audio": _nothing,
+    "modalities": _only(["text"]),
+    "store": _only(False),
+    "prediction": _nothing,
+    "reasoning_effort": _nothing,
+    "verbosity": _nothing,
+    "web_search_options": _nothing,
+    "moderation": _nothing,
+    "prompt_cache_retention": _nothing,
+    "echo": _only(False),
+    "chat_template": _nothing,
+    "add_generation_prompt": _only(True),
+    "continue_final_message": _only(False),
+    "documents": _only([]),
+}
+LABELS = ("user", "safety_identifier", "prompt_cache_key")
+
+_SAMPLING_NUMBERS = (
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
+    "repetition_penalty",
+)
+_SAMPLING_INTEGERS = ("top_k", "seed", "min_tokens")
+_SAMPLING_FLAGS = ("ignore_eos", "include_stop_str_in_output")
+
+
+def read_completion(body: bytes, max_prompts: int) -> CompletionRequest:
+    """Read the body of POST /v1/completions; raises ApiError, naming the field."""
+    fields = Fields(decode_object(body))
+    fields.refuse(NOT_SUPPORTED_ANYWHERE | NOT_SUPPORTED_IN_COMPLETIONS)
+    prompts = _prompts(fields, max_prompts)
+    add_special_tokens = fields.boolean("add_special_tokens", True)
+    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
+    common = _common(fields, logprobs, fields.take("max_tokens"))
+    fields.end()
+    return CompletionRequest(common, prompts, add_special_tokens)
+
+
+def read_chat(body: bytes) -> ChatRequest:
+    """Read the body of POST /v1/chat/completions; raises ApiError, naming the field."""
+    fields = Fields(decode_object(body))
+    fields.refuse(NOT_SUPPORTED_ANYWHERE | NOT_SUPPORTED_IN_CHAT)
+    messages = read_messages(fields)
+    common = _common(fields, _chat_logprobs(fields), _chat_max_tokens(fields))
+    variables = fields.take("chat_template_kwargs")
+    if variables is not None and not isinstance(variables, dict):
+        raise fields.wrong_type("chat_template_kwargs", "an object", variables)
+    fields.end()
+    return ChatRequest(common, messages, variables or {})
+
+
+def _common(fields: Fields, logprobs: int | None, max_tokens: Json) -> Common:
+    for label in LABELS:
+        fields.text(label, MAX_LABEL_LENGTH)
+    _metadata(fields)
+    model = fields.text("model", MAX_MODEL_NAME_LENGTH)
+    stream = fields.boolean("stream")
+    return Common(
+        model=model,
+        sampling=_sampling(fields, logprobs, max_tokens),
+        stream=stream,
+        include_usage=_include_usage(fields, stream=stream),
+        priority=fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
+        cache_salt=fields.text("cache_salt", MAX_CACHE_SALT_LENGTH) or "",
+    )
+
+
+def _sampling(fields: Fields, logprobs: int | None, max_tokens: Json) -> SamplingParams:
+    wanted: dict[str, Json] = {name: fields.number(name) for name in _SAMPLING_NUMBERS}
+    wanted |= {name: fields.take(name) for name in _SAMPLING_INTEGERS}
+    if type(wanted["top_k"]) is int and wanted["top_k"] == -1:
+        wanted["top_k"] = 0
+    given = {name: value for name, value in wanted.items() if value is not None}
+    flags = {name: fields.boolean(name) for name in _SAMPLING_FLAGS}
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            stop=_stop(fields),
+            stop_token_ids=_stop_token_ids(fields),
+            logit_bias=_logit_bias(fields),
+            logprobs=logprobs,
+            skip_special_tokens=fields.boolean("skip_special_tokens", True),
+            **flags,
+            **given,
+        )
+    except InvalidRequest as error:
+        raise from_invalid_request(error) from None
+
+
+def _prompts(fields: Fields, max_prompts: int) -> tuple[Prompt, ...]:
+    value = fields.take("prompt")
+    if value is None:
+        raise fields.bad("prompt", "is missing: give a string, token ids, or a list of either")
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise fields.wrong_type("prompt", "a string, token ids, or a list of either", value)
+    if not value:
+        raise fields.bad("prompt", "is an empty array: give at least one prompt")
+    if all(type(one) is int for one in value):
+        return (tuple(value),)
+    if len(value) > max_prompts:
+        raise fields.bad("prompt", f"has {len(value):,} prompts, at most {max_prompts:,} go")
+    return tuple(_one_prompt(fields, index, one) for index, one in enumerate(value))
+
+
+def _one_prompt(fields: Fields, index: int, value: Json) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(one) is int for one in value):
+        return tuple(value)
+    raise bad_request(
+        f"prompt[{index}] must be a string or an array of token ids, not {name_type(value)}",
+        "prompt",
+        "invalid_value",
+    )
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    value = fields.take("stop")
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise fields.wrong_type("stop", "a string or an array of strings", value)
+    return tuple(value)
+
+
+def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
+    value = fields.take("stop_token_ids")
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise fields.wrong_type("stop_token_ids", "an array of token ids", value)
+    return tuple(value)
+
+
+def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    value = fields.take("logit_bias")
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise fields.wrong_type("logit_bias", "an object of token id to bias", value)
+    if len(value) > MAX_LOGIT_BIAS:
+        raise fields.bad("logit_bias", f"has {len(value):,} entries, at most {MAX_LOGIT_BIAS:,} go")
+    return tuple(
+        (_bias_id(fields, key), check_number("logit_bias", one)) for key, one in value.items()
+    )
+
+
+def _bias_id(fields: Fields, key: str) -> int:
+    is_plain = key.isascii() and key.isdigit() and len(key) <= MAX_TOKEN_ID_DIGITS
+    if not is_plain or str(int(key)) != key:
+        raise fields.bad("logit_bias", f"has the key {key!r}, which is no token id")
+    return int(key)
+
+
+def _include_usage(fields: Fields, *, stream: bool) -> bool:
+    options = fields.object("stream_options")
+    if options is None:
+        return False
+    if not stream:
+        raise fields.bad("stream_options", 'goes with "stream": true only')
+    include_usage = options.boolean("include_usage")
+    options.refuse({"include_obfuscation": _only(False), "continuous_usage_stats": _only(False)})
+    options.end()
+    return include_usage
+
+
+def _metadata(fields: Fields) -> None:
+    value = fields.take("metadata")
+    if value is None:
+        return
+    if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+        raise fields.bad("metadata", "must be an object of strings")
+    if len(value) > MAX_METADATA_ENTRIES:
+        raise fields.bad("metadata", f"has {len(value):,} keys, at most {MAX_METADATA_ENTRIES} go")
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    wants = fields.boolean("logprobs")
+    top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+    if wants:
+        return top or 0
+    if top:
+        raise fields.bad("top_logprobs", 'goes with "logprobs": true only')
+    return None
+
+
+def _chat_max_tokens(fields: Fields) -> Json:
+    old, new = fields.take("max_tokens"), fields.take("max_completion_tokens")
+    if old is not None and new is not None and old != new:
+        raise fields.bad(
+            "max_completion_tokens", f"is {new!r} and max_tokens is {old!r}: give one of them"
+        )
+    return old if new is None else new
