@@ -1,0 +1,208 @@
+"""From token ids to an HTTP answer, streamed or whole.
+
+Belongs here: submitting to the engine, waiting, writing, and letting go of the engine's requests
+when the client leaves or something fails. Not here: reading bodies, JSON. Called by the routes.
+
+A streamed answer begins (status 200) with its first event, so that whatever goes wrong before the
+first token has its own HTTP status; later it is an error event, then the end of the stream.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from everbatch.engine.engine import EngineRequest
+from everbatch.engine.sampling_params import SamplingParams
+from everbatch.scheduler.request import FinishReason
+from everbatch.server.channel import Channel
+from everbatch.server.choices import (
+    DONE,
+    Api,
+    CollectedChoice,
+    Events,
+    Head,
+    Logprobs,
+    StreamedChoice,
+    Usage,
+    error_event,
+    whole_body,
+)
+from everbatch.server.errors import ApiError
+from everbatch.server.generation import Choice, Generation
+from everbatch.server.http_body import ClientLeft, watch_client
+from everbatch.server.protocol import Common
+from everbatch.server.served import Served
+from everbatch.tokenizer.text_stream import TextStream
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a request as token ids that the model has, and how it is sampled."""
+
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+
+
+@dataclass(slots=True)
+class Answering:
+    """One HTTP request with its engine requests, one a choice."""
+
+    served: Served
+    common: Common
+    api: Api
+    head: Head
+    prompts: Sequence[Prompt]
+    channel: Channel
+    generations: list[Generation] = field(default_factory=list)
+
+    def engine_id(self, index: int) -> str:
+        return self.head.id if len(self.prompts) == 1 else f"{self.head.id}-{index}"
+
+    def submit(self, choices: Sequence[Choice]) -> None:
+        """Hand all prompts to the engine, or none."""
+        self.generations = [self._generation(index, one) for index, one in enumerate(choices)]
+        requests = [self._engine_request(index) for index in range(len(self.prompts))]
+        self.served.engine.submit(list(zip(requests, self.generations, strict=True)))
+
+    def let_go(self) -> None:
+        """Abort whatever the engine still has of this request."""
+        for index in range(len(self.prompts)):
+            self.served.engine.abort(self.engine_id(index), FinishReason.ABORT)
+
+    def usage(self) -> Usage:
+        return Usage(
+            sum(len(prompt.token_ids) for prompt in self.prompts),
+            sum(generation.num_output_tokens for generation in self.generations),
+        )
+
+    def _generation(self, index: int, choice: Choice) -> Generation:
+        sampling = self.prompts[index].sampling
+        engine, engine_id = self.served.engine, self.engine_id(index)
+        return Generation(
+            choice,
+            TextStream(self.served.tokenizer, sampling),
+            self.channel,
+            lambda reason: engine.abort(engine_id, reason),
+        )
+
+    def _engine_request(self, index: int) -> EngineRequest:
+        prompt = self.prompts[index]
+        return EngineRequest(
+            id=self.engine_id(index),
+            prompt_token_ids=np.asarray(prompt.token_ids, dtype=np.int32),
+            num_prompt_tokens=len(prompt.token_ids),
+            sampling=prompt.sampling,
+            priority=self.common.priority,
+            cache_salt=self.common.cache_salt,
+        )
+
+
+async def answer_whole(request: Request, answering: Answering) -> Response:
+    """Give the whole answer when the last choice has ended; raises ApiError or ClientLeft."""
+    api, channel = answering.api, answering.channel
+    choices = [
+        CollectedChoice(api, index, _logprobs(answering)) for index in range(len(answering.prompts))
+    ]
+    watcher = asyncio.create_task(watch_client(request.receive, channel))
+    try:
+        answering.submit(choices)
+        await channel.wait()
+    finally:
+        answering.let_go()
+        await _cancel(watcher)
+    _raise_end(channel)
+    body = whole_body(api, answering.head, choices, answering.usage())
+    return Response(body, media_type="application/json")
+
+
+async def answer_stream(request: Request, answering: Answering) -> Response:
+    """Give a streamed answer once its first event is there; raises ApiError or ClientLeft."""
+    events = Events(answering.api, answering.head, include_usage=answering.common.include_usage)
+    channel = answering.channel
+    choices = [
+        StreamedChoice(events, index, _logprobs(answering), channel)
+        for index in range(len(answering.prompts))
+    ]
+    watcher = asyncio.create_task(watch_client(request.receive, channel))
+    try:
+        answering.submit(choices)
+        await channel.wait()
+        _raise_end(channel)
+    except BaseException:
+        answering.let_go()
+        await _cancel(watcher)
+        raise
+    return EventStream(answering, events, watcher)
+
+
+class EventStream(Response):
+    """Writes a channel's bytes as they come, many at once if the client is slow to read."""
+
+    def __init__(self, answering: Answering, events: Events, watcher: "asyncio.Task[None]") -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(STREAM_HEADERS)
+        self._answering = answering
+        self._events = events
+        self._watcher = watcher
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        channel = self._answering.channel
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            while chunk := await _next_chunk(channel):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if channel.has_client:
+                await send({"type": "http.response.body", "body": self._last(channel.error)})
+        finally:
+            self._answering.let_go()
+            await _cancel(self._watcher)
+
+    def _last(self, error: ApiError | None) -> bytes:
+        if error is not None:
+            return error_event(error.body()) + DONE
+        if self._answering.common.include_usage:
+            return self._events.usage(self._answering.usage()) + DONE
+        return DONE
+
+
+async def _next_chunk(channel: Channel) -> bytes:
+    """Give what has come, waiting for it; nothing once all is over."""
+    await channel.wait()
+    return channel.take() if channel.has_client else b""
+
+
+def _raise_end(channel: Channel) -> None:
+    if not channel.has_client:
+        raise ClientLeft
+    if channel.error is not None:
+        raise channel.error
+
+
+def _logprobs(answering: Answering) -> Logprobs | None:
+    num_top = answering.common.sampling.logprobs
+    if num_top is None:
+        return None
+    return answering.api.logprobs(answering.served.tokenizer, num_top)
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait((task,))

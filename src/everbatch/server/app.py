@@ -1,0 +1,102 @@
+"""The application: routes, error bodies, and the engine's life inside the server's.
+
+Belongs here: putting the server together. Not here: listening (run.py). Called by assemble.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from everbatch.server.bridge import AsyncEngine
+from everbatch.server.errors import ApiError
+from everbatch.server.http_body import LastWords
+from everbatch.server.routes import make_router
+from everbatch.server.served import Served, ServerClock
+from everbatch.server.settings import ServerSettings
+from everbatch.server.status_line import print_status
+from everbatch.tokenizer.chat_template import ChatTemplate
+from everbatch.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger("everbatch.server")
+
+
+def create_app(
+    engine: AsyncEngine,
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate,
+    settings: ServerSettings,
+    clock: ServerClock,
+    print_line: Callable[[str], None] | None = None,
+) -> FastAPI:
+    """Make the ASGI application. Its lifespan starts the engine's thread and stops it.
+
+    `print_line` gets a status line every settings.status_interval_s while something runs.
+    """
+    served = Served(engine, tokenizer, chat_template, settings, clock, clock.unix_seconds())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        status = asyncio.create_task(_status(served, print_line))
+        try:
+            yield
+        finally:
+            status.cancel()
+            await asyncio.wait((status,))
+            await engine.stop()
+
+    app = FastAPI(
+        title="everbatch",
+        version=settings.version,
+        description="OpenAI-compatible completions by continuous batching.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.include_router(make_router(served))
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+    return app
+
+
+async def _status(served: Served, print_line: Callable[[str], None] | None) -> None:
+    if print_line is not None:
+        engine, interval_s = served.engine, served.settings.status_interval_s
+        await print_status(lambda: engine.stats, served.clock, interval_s, print_line)
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _respond(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Answer what the router refuses: paths and methods that it does not have."""
+    assert isinstance(error, HTTPException)
+    method, path = request.method, request.url.path
+    messages = {
+        HTTPStatus.NOT_FOUND: f"there is no {path}: see /docs for the paths of this server",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not take {method}: see /docs",
+    }
+    message = messages.get(HTTPStatus(error.status_code), str(error.detail))
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return _respond(ApiError(error.status_code, message, code=code, headers=error.headers))
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    """Answer what nobody expected. The framework raises it again, so that the log has it."""
+    return _respond(
+        ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed", code="internal_error")
+    )
+
+
+def _respond(error: ApiError) -> Response:
+    kind = LastWords if error.leaves_body else Response
+    return kind(error.body(), error.status, headers=error.headers, media_type="application/json")

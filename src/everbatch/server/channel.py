@@ -1,0 +1,74 @@
+"""Where the generations of one HTTP request leave what its writer sends.
+
+Belongs here: bytes, the count of open generations, one waiter. Not here: what the bytes say. All
+on the event loop: the bridge's calls fill it, one coroutine empties it.
+
+Memory is bounded by the answer: a client that reads slowly is waited for by the writer, while the
+engine goes on up to max_tokens; bytes that piled up go out as one write.
+"""
+
+import asyncio
+
+from everbatch.server.errors import ApiError
+
+
+class Channel:
+    """Bytes on their way to one client, until all its generations have ended or one failed."""
+
+    __slots__ = ("_chunks", "_num_open", "_waiter", "error", "has_client")
+
+    def __init__(self, num_generations: int) -> None:
+        self._chunks: list[bytes] = []
+        self._num_open = num_generations
+        self._waiter: asyncio.Future[None] | None = None
+        self.error: ApiError | None = None
+        self.has_client = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._num_open == 0 or self.error is not None or not self.has_client
+
+    def put(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._wake()
+
+    def end_one(self) -> None:
+        """Say that one generation has come to its end."""
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        """Say that the request as a whole has failed; the first error is kept."""
+        if self.error is None:
+            self.error = error
+        self._wake()
+
+    def client_left(self) -> None:
+        self.has_client = False
+        self._wake()
+
+    async def wait(self) -> None:
+        """Return when there are bytes or all is over. One coroutine may wait."""
+        if self._chunks or self.is_over:
+            return
+        assert self._waiter is None
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def take(self) -> bytes:
+        """Take what there is, possibly nothing."""
+        chunks = self._chunks
+        if len(chunks) == 1:
+            return chunks.pop()
+        joined = b"".join(chunks)
+        chunks.clear()
+        return joined
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,119 @@
+"""One engine request on the event loop: its tokens become text, its end becomes a finish_reason.
+
+Belongs here: detokenizing, stop strings, counting. Not here: what the text looks like on the wire
+(choices.py). Made by the routes, called by the bridge.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from everbatch.engine.engine import TokenOutput
+from everbatch.scheduler.admission import Rejection, RejectReason
+from everbatch.scheduler.request import FinishReason
+from everbatch.server.bridge import Ending, Failed, Finished, Refused
+from everbatch.server.channel import Channel
+from everbatch.server.errors import ApiError, bad_request, engine_failed, unavailable
+from everbatch.tokenizer.text_stream import TextStream
+
+# OpenAI's code for a request that is too long; the other refusals have codes of their own.
+TOO_LONG = "context_length_exceeded"
+_TOO_LONG_REASONS = (RejectReason.CONTEXT_LIMIT, RejectReason.KV_POOL, RejectReason.TOKEN_BUDGET)
+
+
+class Choice(Protocol):
+    """Where a generation's text goes: one choice of an answer, collected or streamed."""
+
+    def logprobs(self, output: TokenOutput, offset: int) -> None:
+        """Note a token's log probabilities and the character at which it begins. Called before
+        the text that it completes."""
+        ...
+
+    def text(self, text: str) -> None: ...
+
+    def finish(self, finish_reason: str) -> None: ...
+
+
+class Generation:
+    """Receiver of one request's tokens. `abort` is called when a stop string ends it early."""
+
+    __slots__ = (
+        "_abort",
+        "_channel",
+        "_choice",
+        "_text_stream",
+        "num_output_tokens",
+    )
+
+    def __init__(
+        self,
+        choice: Choice,
+        text_stream: TextStream,
+        channel: Channel,
+        abort: Callable[[FinishReason], None],
+    ) -> None:
+        self._choice = choice
+        self._text_stream = text_stream
+        self._channel = channel
+        self._abort = abort
+        self.num_output_tokens = 0
+
+    def push(self, output: TokenOutput, *, is_stop_token: bool) -> None:
+        self.num_output_tokens += 1
+        delta = self._text_stream.push(output.token_id, ends_request=is_stop_token)
+        if output.logprobs is not None:
+            self._choice.logprobs(output, delta.offset)
+        if delta.text:
+            self._choice.text(delta.text)
+        if delta.stopped is not None:
+            self._abort(FinishReason.STOP)
+            self._choice.finish(FinishReason.STOP.value)
+            self._close(None)
+
+    def end(self, ending: Ending) -> None:
+        error = _error_of(ending)
+        try:
+            if isinstance(ending, Finished) and ending.reason in _FINISHED_WITH_TEXT:
+                self._finish(ending.reason)
+        except Exception:
+            error = error or engine_failed("the end of the text could not be decoded")
+            raise
+        finally:
+            self._close(error)
+
+    def _finish(self, reason: FinishReason) -> None:
+        rest = self._text_stream.finish()
+        if rest.text:
+            self._choice.text(rest.text)
+        met_stop = rest.stopped is not None and reason is not FinishReason.ABORT
+        self._choice.finish((FinishReason.STOP if met_stop else reason).value)
+
+    def _close(self, error: ApiError | None) -> None:
+        if error is not None:
+            self._channel.fail(error)
+        self._channel.end_one()
+
+
+_FINISHED_WITH_TEXT = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
+
+
+def _error_of(ending: Ending) -> ApiError | None:
+    match ending:
+        case Finished(FinishReason.STOP | FinishReason.LENGTH):
+            return None
+        case Finished(FinishReason.ABORT):
+            return unavailable("the server is shutting down: the answer was cut", "shutting_down")
+        case Finished(FinishReason.DEADLINE):
+            return unavailable("the request waited longer than its deadline", "deadline_exceeded")
+        case Finished():
+            return engine_failed("the engine failed on this request")
+        case Refused(rejection):
+            return _refusal(rejection)
+        case Failed(message):
+            return engine_failed(message)
+
+
+def _refusal(rejection: Rejection) -> ApiError:
+    too_long = rejection.reason in _TOO_LONG_REASONS
+    code = TOO_LONG if too_long else rejection.reason.value
+    param = "max_tokens" if rejection.reason is RejectReason.MAX_TOKENS else "prompt"
+    return bad_request(rejection.message, param, code)

@@ -1,0 +1,223 @@
+"""The paths of the server and what each does.
+
+Belongs here: path to answer, in reading order. Not here: how an answer is written (answer.py).
+"""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from http import HTTPStatus
+
+import msgspec
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from everbatch.base.errors import InvalidRequest
+from everbatch.engine.sampling_params import SamplingParams
+from everbatch.server import openapi
+from everbatch.server.answer import Answering, Prompt, answer_stream, answer_whole
+from everbatch.server.channel import Channel
+from everbatch.server.choices import Api, ChatApi, CompletionApi, Head
+from everbatch.server.errors import ApiError, from_invalid_request
+from everbatch.server.http_body import ClientLeft, read_body
+from everbatch.server.protocol import (
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    read_chat,
+    read_completion,
+)
+from everbatch.server.served import Served
+from everbatch.server.settings import MAX_REQUEST_ID_LENGTH
+from everbatch.server.token_checks import check_min_tokens, check_sampling_ids, check_token_ids
+
+# Above it a text is encoded on another thread, so that the streams do not wait for it. 8 k
+# characters take about a millisecond, 4 MiB half a second.
+MAX_INLINE_CHARACTERS = 8_192
+# What nginx writes for a client that closed its connection; nobody receives it.
+CLIENT_CLOSED_REQUEST = 499
+
+Work = Callable[[Request, str], Awaitable[Response]]
+
+
+def make_router(served: Served) -> APIRouter:
+    """Make all routes over one served engine."""
+    router = APIRouter()
+    routes = _Routes(served)
+    router.add_api_route("/health", routes.health, methods=["GET"], summary="Liveness")
+    router.add_api_route("/version", routes.version, methods=["GET"], summary="Version")
+    router.add_api_route("/metrics", routes.metrics, methods=["GET"], summary="Prometheus metrics")
+    router.add_api_route("/v1/models", routes.models, methods=["GET"], summary="List models")
+    router.add_api_route(
+        "/v1/models/{model_id:path}", routes.model, methods=["GET"], summary="One model"
+    )
+    router.add_api_route(
+        "/v1/completions",
+        routes.completions,
+        methods=["POST"],
+        summary="Continue a prompt",
+        openapi_extra=openapi.COMPLETIONS,
+    )
+    router.add_api_route(
+        "/v1/chat/completions",
+        routes.chat_completions,
+        methods=["POST"],
+        summary="Answer a conversation",
+        openapi_extra=openapi.CHAT_COMPLETIONS,
+    )
+    return router
+
+
+class _Routes:
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    async def health(self) -> Response:
+        """200 with an empty body while requests are taken, 503 otherwise."""
+        self._served.engine.check_accepting()
+        return Response(status_code=HTTPStatus.OK)
+
+    async def version(self) -> Response:
+        return _json({"version": self._served.settings.version})
+
+    async def metrics(self) -> Response:
+        exposition = self._served.engine.metrics.exposition()
+        return Response(exposition, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def models(self) -> Response:
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, model_id: str) -> Response:
+        _check_model(self._served, model_id)
+        return _json(self._model())
+
+    async def completions(self, request: Request) -> Response:
+        return await _within_borders(request, "cmpl", self._complete)
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await _within_borders(request, "chatcmpl", self._chat)
+
+    async def _complete(self, request: Request, answer_id: str) -> Response:
+        settings = self._served.settings
+        body = await self._read(request)
+        wanted = read_completion(body, settings.max_prompts)
+        _check_model(self._served, wanted.common.model)
+        check_sampling_ids(wanted.common.sampling, self._served.settings.vocab_size)
+        prompts = [
+            self._prompt(token_ids, wanted.common.sampling)
+            for token_ids in await self._completion_ids(wanted)
+        ]
+        return await self._answer(request, answer_id, CompletionApi(), wanted.common, prompts)
+
+    async def _chat(self, request: Request, answer_id: str) -> Response:
+        body = await self._read(request)
+        wanted = read_chat(body)
+        _check_model(self._served, wanted.common.model)
+        check_sampling_ids(wanted.common.sampling, self._served.settings.vocab_size)
+        prompts = [self._prompt(await self._chat_ids(wanted), wanted.common.sampling)]
+        return await self._answer(request, answer_id, ChatApi(), wanted.common, prompts)
+
+    async def _read(self, request: Request) -> bytes:
+        self._served.engine.check_accepting()
+        return await read_body(request, self._served.settings.max_body_bytes)
+
+    async def _completion_ids(self, wanted: CompletionRequest) -> list[Sequence[int]]:
+        return [
+            await self._encode(prompt, add_special_tokens=wanted.add_special_tokens)
+            if isinstance(prompt, str)
+            else prompt
+            for prompt in wanted.prompts
+        ]
+
+    async def _chat_ids(self, wanted: ChatRequest) -> Sequence[int]:
+        num_characters = sum(len(message["content"]) for message in wanted.messages)
+        if num_characters <= MAX_INLINE_CHARACTERS:
+            return self._render_and_encode(wanted)
+        return await asyncio.to_thread(self._render_and_encode, wanted)
+
+    def _render_and_encode(self, wanted: ChatRequest) -> Sequence[int]:
+        text = self._served.chat_template.render(
+            wanted.messages,
+            now=datetime.fromtimestamp(self._served.clock.unix_seconds()),
+            variables=wanted.template_variables,
+        )
+        # The template writes the special tokens itself.
+        return self._served.tokenizer.encode(text, add_special_tokens=False)
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        encode = self._served.tokenizer.encode
+        if len(text) <= MAX_INLINE_CHARACTERS:
+            return encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
+
+    def _prompt(self, token_ids: Sequence[int], sampling: SamplingParams) -> Prompt:
+        check_token_ids(token_ids, self._served.settings.vocab_size)
+        check_min_tokens(sampling, self._served.engine.max_output_tokens(len(token_ids)))
+        return Prompt(token_ids, sampling)
+
+    async def _answer(
+        self,
+        request: Request,
+        answer_id: str,
+        api: Api,
+        common: Common,
+        prompts: Sequence[Prompt],
+    ) -> Response:
+        served = self._served
+        answering = Answering(
+            served=served,
+            common=common,
+            api=api,
+            head=Head(answer_id, served.clock.unix_seconds(), served.settings.model_name),
+            prompts=prompts,
+            channel=Channel(len(prompts)),
+        )
+        if common.stream:
+            return await answer_stream(request, answering)
+        return await answer_whole(request, answering)
+
+    def _model(self) -> dict[str, object]:
+        return {
+            "id": self._served.settings.model_name,
+            "object": "model",
+            "created": self._served.started_at,
+            "owned_by": "everbatch",
+            "max_model_len": self._served.engine.config.context_limit,
+        }
+
+
+async def _within_borders(request: Request, kind: str, work: Work) -> Response:
+    """Run one request with an id of its own; X-Request-Id comes back as it was given."""
+    answer_id = f"{kind}-{uuid.uuid4().hex}"
+    try:
+        response = await work(request, answer_id)
+    except ClientLeft:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    except InvalidRequest as error:
+        raise from_invalid_request(error) from None
+    response.headers["x-request-id"] = _given_request_id(request) or answer_id
+    return response
+
+
+def _given_request_id(request: Request) -> str | None:
+    given = request.headers.get("x-request-id", "")[:MAX_REQUEST_ID_LENGTH]
+    return given if re.fullmatch(r"[!-~]+", given) else None
+
+
+def _check_model(served: Served, wanted: str | None) -> None:
+    name = served.settings.model_name
+    if wanted is not None and wanted != name:
+        raise ApiError(
+            HTTPStatus.NOT_FOUND,
+            f"the model {wanted!r} does not exist: this server has {name!r}, or leave model out",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
