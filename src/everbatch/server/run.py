@@ -1,0 +1,141 @@
+"""Listening, and stopping in order.
+
+Belongs here: the socket, uvicorn, signals. Not here: the application. Called by assemble, which
+binds the socket before it loads a model: a port in use is known at once.
+
+The first SIGTERM or SIGINT: new requests get 503, running ones have the grace time to finish, what
+is left then ends with finish_reason "abort" and an error. The second: the server stops at once.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from everbatch.base.errors import ConfigError
+from everbatch.server.bridge import AsyncEngine
+
+logger = logging.getLogger("everbatch.server")
+
+MAX_PORT = 65_535
+BACKLOG = 2_048
+# Clients of a benchmark reuse connections after pauses; OpenAI's keeps them for a minute.
+KEEP_ALIVE_S = 75
+# Engine requests have ended by then; this is for clients that do not read their answers.
+FLUSH_S = 5
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Listen on host and port; port 0 takes a free one. Raises ConfigError.
+
+    It listens at once, because two sockets may be bound to one port as long as neither does.
+    Clients that connect before `serve` wait in the backlog.
+    """
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"--port must lie in [0, {MAX_PORT}], got {port}")
+    try:
+        [family, kind, protocol, _, address] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"the host {host!r} is not known ({error}): check --host") from error
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(_bind_problem(host, port, error)) from error
+    return listening
+
+
+async def serve(
+    app: FastAPI,
+    engine: AsyncEngine,
+    listening: socket.socket,
+    grace_s: float,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until a signal comes; `on_ready` is called once requests are answered.
+
+    Closes the socket. Run it in a loop of uvloop; signals need the main thread.
+    """
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FLUSH_S,
+    )
+    server = _Server(config, engine, grace_s, on_ready)
+    await server.serve(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with the engine's own way to stop; these methods are its seams."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        engine: AsyncEngine,
+        grace_s: float,
+        on_ready: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._grace_s = grace_s
+        self._on_ready = on_ready
+        self._drain: asyncio.Task[None] | None = None
+        self._num_signals = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal; uvicorn installs this as the handler while it serves."""
+        self._loop.call_soon_threadsafe(self._stop_step)
+
+    def _stop_step(self) -> None:
+        self._num_signals += 1
+        if self._num_signals == 1:
+            self._engine.begin_drain()
+            self._drain = asyncio.create_task(self._finish_within_grace())
+        else:
+            logger.warning("a second signal: stopping at once")
+            self.should_exit = self.force_exit = True
+
+    async def _finish_within_grace(self) -> None:
+        try:
+            await asyncio.wait_for(self._engine.wait_idle(), self._grace_s)
+        except TimeoutError:
+            logger.warning("requests still run after %g s: ending them", self._grace_s)
+            self._engine.abort_all()
+        self.should_exit = True
+
+
+def _bind_problem(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"port {port} on {host} is in use: stop what listens there or choose another "
+                "with --port (0: any free one)"
+            )
+        case errno.EACCES:
+            return f"port {port} needs privileges: choose one above 1023 with --port"
+        case errno.EADDRNOTAVAIL:
+            return f"{host} is no address of this machine: choose another with --host"
+        case _:
+            return f"cannot listen on {host} port {port} ({error}): check --host and --port"
