@@ -16,6 +16,7 @@ from everbatch.base.errors import ModelLoadError, UnsupportedModel
 from everbatch.base.gguf_header import GgufHeader, GgufTensorInfo, read_header
 from everbatch.kernels.arrays import Floats
 from everbatch.models.config import FrequencyFactors, ModelConfig, check_consistency
+from everbatch.models.file_errors import reading
 from everbatch.models.gguf_config import from_gguf
 from everbatch.models.stored_tensor import GGUF_TYPES, StoredTensor, read_as_float32
 from everbatch.models.tensor_names import ROPE_FREQS, from_gguf_name
@@ -33,14 +34,11 @@ class GgufModel:
 
 def open_gguf(path: Path) -> GgufModel:
     """Read everything of a GGUF model but its weights. ModelLoadError, UnsupportedModel."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            header = read_header(file, size, str(path))
-            config = _config(file, header, path)
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with reading(path), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        header = read_header(file, size, str(path))
+        config = _config(file, header, path)
     tensors = [_stored(path, info) for info in header.tensors if info.name != ROPE_FREQS]
     return GgufModel(config, tensors)
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from everbatch.base.errors import ModelLoadError
+from everbatch.models.file_errors import reading
 
 # config.json has some kilobytes, the index of the largest models some hundred.
 MAX_JSON_BYTES = 32 << 20
@@ -14,15 +15,12 @@ MAX_JSON_BYTES = 32 << 20
 
 def read_json(path: Path) -> dict[str, object]:
     """The object in the file `path`."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size > MAX_JSON_BYTES:
-                raise ModelLoadError(f"{path}: longer than the limit of {MAX_JSON_BYTES:,} bytes")
-            file.seek(0)
-            raw = file.read(size)
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with reading(path), path.open("rb") as file:
+        size = file.seek(0, 2)
+        if size > MAX_JSON_BYTES:
+            raise ModelLoadError(f"{path}: longer than the limit of {MAX_JSON_BYTES:,} bytes")
+        file.seek(0)
+        raw = file.read(size)
     return parse_object(raw, str(path))
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 from everbatch.base.errors import ModelLoadError, UnsupportedModel
+from everbatch.models.file_errors import reading
 from everbatch.models.json_file import parse_object, read_json
 from everbatch.models.stored_tensor import PLAIN_TYPES, StoredTensor
 
@@ -89,14 +90,11 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _list_file(path: Path) -> list[StoredTensor]:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            header_bytes = _header_length(path, size, file.read(8))
-            raw = file.read(header_bytes)
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with reading(path), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        header_bytes = _header_length(path, size, file.read(8))
+        raw = file.read(header_bytes)
     header = parse_object(raw, f"{path}: the header")
     header.pop("__metadata__", None)
     begin = 8 + header_bytes
@@ -153,7 +151,7 @@ def _tensor(path: Path, name: str, row: object, begin: int, size: int) -> Stored
     return StoredTensor(name, name, tuple(shape), kind, path, begin + first, last - first)
 
 
-def _are_sizes(value: object) -> bool:
+def _are_sizes(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item < 2**63 for item in value
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from everbatch.base.errors import ModelLoadError
 from everbatch.kernels.arrays import Floats
 from everbatch.models.config import ModelConfig
+from everbatch.models.file_errors import reading
 from everbatch.models.gguf_file import open_gguf, undo_permutation
 from everbatch.models.hf_config import from_hf
 from everbatch.models.json_file import read_json
@@ -29,6 +30,9 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights read so far and in all."""
+
+Reorder = Callable[[str, Floats], Floats]
+"""Called with a tensor's name and values, gives the values in Hugging Face's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class LoadedModel:
 
 def load_config(path: Path) -> ModelConfig:
     """Read a model's configuration without its weights. Errors as in `load_model`."""
-    return open_gguf(path).config if _is_gguf(path) else _directory_config(path)
+    with reading(path):
+        return open_gguf(path).config if _is_gguf(path) else _directory_config(path)
 
 
 def load_model(path: Path, progress: Progress | None = None) -> LoadedModel:
@@ -54,14 +59,16 @@ def load_model(path: Path, progress: Progress | None = None) -> LoadedModel:
     Tensor by tensor: the peak is the result plus a few megabytes. ModelLoadError names the file
     and what is wrong with it; UnsupportedModel, a kind of it, what everbatch does not have.
     """
-    if _is_gguf(path):
-        model = open_gguf(path)
-        config, stored = model.config, model.tensors
-    else:
-        config, stored = _directory_config(path), list_safetensors(path)
-    wanted = _wanted(config, stored, path)
-    reorder = partial(undo_permutation, config) if _is_gguf(path) else _as_it_is
-    tensors = _read(wanted, reorder, progress or _no_progress)
+    reorder: Reorder = _as_it_is
+    with reading(path):
+        if _is_gguf(path):
+            model = open_gguf(path)
+            config, stored = model.config, model.tensors
+            reorder = partial(undo_permutation, config)
+        else:
+            config, stored = _directory_config(path), list_safetensors(path)
+        wanted = _wanted(config, stored, path)
+        tensors = _read(wanted, reorder, progress or _no_progress)
     num_parameters = sum(values.size for values in tensors.values())
     return LoadedModel(config, tensors, num_parameters, _stored_types(wanted))
 
@@ -115,24 +122,17 @@ def _wanted(config: ModelConfig, stored: Iterable[StoredTensor], path: Path) -> 
     return wanted
 
 
-def _read(
-    wanted: list[StoredTensor],
-    reorder: Callable[[str, Floats], Floats],
-    progress: Progress,
-) -> dict[str, Floats]:
+def _read(wanted: list[StoredTensor], reorder: Reorder, progress: Progress) -> dict[str, Floats]:
     total = sum(tensor.num_bytes for tensor in wanted)
     done = 0
     tensors: dict[str, Floats] = {}
     for path in dict.fromkeys(tensor.path for tensor in wanted):
-        try:
-            with path.open("rb") as file:
-                for tensor in (each for each in wanted if each.path == path):
-                    values = read_as_float32(file, tensor)
-                    tensors[tensor.name] = reorder(tensor.name, values)
-                    done += tensor.num_bytes
-                    progress(done, total)
-        except OSError as error:
-            raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+        with path.open("rb") as file:
+            for tensor in (each for each in wanted if each.path == path):
+                values = read_as_float32(file, tensor)
+                tensors[tensor.name] = reorder(tensor.name, values)
+                done += tensor.num_bytes
+                progress(done, total)
     return tensors
 
 
