@@ -4,7 +4,6 @@ import io
 import struct
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
@@ -173,13 +172,10 @@ def test_a_header_longer_than_a_chunk_is_read(tmp_path: Path) -> None:
     assert metadata["tokenizer.ggml.token_type"] == list(range(150_000))
 
 
-def broken(**cases: tuple[bytes, str]) -> Any:
+def broken(**cases: tuple[bytes, str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("content", "named"), list(cases.values()), ids=list(cases.keys())
     )
-
-
-ONE = {"num_entries": 1}
 
 
 @broken(
@@ -188,48 +184,48 @@ ONE = {"num_entries": 1}
     magic=(header(magic=b"GGML"), "not a GGUF file: it begins with b'GGML'"),
     tensors=(header(num_tensors=MAX_TENSORS + 1), "65,537 tensors, the limit is 65,536"),
     entries=(header(num_entries=MAX_METADATA_ENTRIES + 1), "65,537 metadata entries"),
-    no_entry=(header(**ONE), "truncated: the length of a metadata key"),
+    no_entry=(header(num_entries=1), "truncated: the length of a metadata key"),
     long_key=(
-        header(struct.pack("<Q", MAX_NAME_BYTES + 1), **ONE),
+        header(struct.pack("<Q", MAX_NAME_BYTES + 1), num_entries=1),
         "a metadata key is 65,536 bytes long, the limit is 65,535",
     ),
-    cut_key=(header(struct.pack("<Q", MAX_NAME_BYTES), **ONE), "truncated: a metadata key"),
-    bad_key=(header(entry(b"\xff", U8, b"\0"), **ONE), "a metadata key is not valid UTF-8"),
+    cut_key=(header(struct.pack("<Q", MAX_NAME_BYTES), num_entries=1), "truncated: a metadata key"),
+    bad_key=(header(entry(b"\xff", U8, b"\0"), num_entries=1), "a metadata key is not valid UTF-8"),
     same_key=(header(entry(b"a", U8, b"\0") * 2, num_entries=2), "'a' appears twice"),
-    type=(header(entry(b"a", 13, b"\0"), **ONE), "'a' has the unknown value type 13"),
-    boolean=(header(entry(b"a", BOOL, b"\2"), **ONE), "'a' is a boolean that is neither"),
-    bad_text=(header(entry(b"a", STRING, text(b"\xc3")), **ONE), "'a' is not valid UTF-8"),
+    type=(header(entry(b"a", 13, b"\0"), num_entries=1), "'a' has the unknown value type 13"),
+    boolean=(header(entry(b"a", BOOL, b"\2"), num_entries=1), "'a' is a boolean that is neither"),
+    bad_text=(header(entry(b"a", STRING, text(b"\xc3")), num_entries=1), "'a' is not valid UTF-8"),
     long_text=(
-        header(entry(b"a", STRING, struct.pack("<Q", MAX_STRING_BYTES + 1)), **ONE),
+        header(entry(b"a", STRING, struct.pack("<Q", MAX_STRING_BYTES + 1)), num_entries=1),
         "'a' is 16,777,217 bytes long",
     ),
     cut_text=(
-        header(entry(b"a", STRING, struct.pack("<Q", MAX_STRING_BYTES)), **ONE),
+        header(entry(b"a", STRING, struct.pack("<Q", MAX_STRING_BYTES)), num_entries=1),
         "truncated: the value of 'a'",
     ),
     long_array=(
-        header(entry(b"a", ARRAY, array(U8, MAX_ARRAY_LENGTH + 1, b"")), **ONE),
+        header(entry(b"a", ARRAY, array(U8, MAX_ARRAY_LENGTH + 1, b"")), num_entries=1),
         "'a' has 4,194,305 items, the limit is 4,194,304",
     ),
     cut_array=(
-        header(entry(b"a", ARRAY, array(U64, MAX_ARRAY_LENGTH, b"")), **ONE),
+        header(entry(b"a", ARRAY, array(U64, MAX_ARRAY_LENGTH, b"")), num_entries=1),
         "truncated: the value of 'a'",
     ),
     cut_texts=(
-        header(entry(b"a", ARRAY, array(STRING, MAX_ARRAY_LENGTH, text(b"x"))), **ONE),
+        header(entry(b"a", ARRAY, array(STRING, MAX_ARRAY_LENGTH, text(b"x"))), num_entries=1),
         "truncated: the length of the value of 'a'",
     ),
-    arrays=(header(entry(b"a", ARRAY, array(ARRAY, 1, b"")), **ONE), "an array of arrays"),
+    arrays=(header(entry(b"a", ARRAY, array(ARRAY, 1, b"")), num_entries=1), "an array of arrays"),
     alignment=(
-        header(entry(b"general.alignment", U32, struct.pack("<I", 48)), **ONE),
+        header(entry(b"general.alignment", U32, struct.pack("<I", 48)), num_entries=1),
         "general.alignment is 48, expected a power of two",
     ),
     no_alignment=(
-        header(entry(b"general.alignment", U32, struct.pack("<I", 0)), **ONE),
+        header(entry(b"general.alignment", U32, struct.pack("<I", 0)), num_entries=1),
         "general.alignment is 0",
     ),
     alignment_type=(
-        header(entry(b"general.alignment", BOOL, b"\1"), **ONE),
+        header(entry(b"general.alignment", BOOL, b"\1"), num_entries=1),
         "general.alignment is True",
     ),
 )

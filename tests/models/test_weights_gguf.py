@@ -262,7 +262,7 @@ def small_file(directory: Path) -> Path:
     )
 
 
-def last_tensor_row(content: bytes) -> int:
+def last_tensor_row(content: bytes | bytearray) -> int:
     """Where the last row of the table of tensors begins, shortly before the data."""
     return content.rindex(b"blk.0.ffn_down.weight")
 

@@ -49,8 +49,13 @@ def config_json(architecture: str = "llama", **changes: Any) -> dict[str, Any]:
 
 def small_config_json(**changes: Any) -> dict[str, Any]:
     """For fuzzing: a file of some 30 kB."""
-    sizes = {"vocab_size": 8, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes: dict[str, Any] = {
+        "vocab_size": 8,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "head_dim": 16,
+    }
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
     return config_json(**sizes, **heads, **changes)
 
 
