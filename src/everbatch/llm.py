@@ -28,6 +28,9 @@ from everbatch.tokenizer.tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Mapping[str, object]
 """Text, token ids, or vLLM's {"prompt": …} and {"prompt_token_ids": …}."""
 
+OnFinished = Callable[[int, "RequestOutput"], None]
+"""Hears of each answer as it ends, with the position of its prompt."""
+
 MAX_QUEUED = 4_096
 """Requests handed to the engine ahead of time; the rest is tokenized when there is room."""
 
@@ -59,6 +62,7 @@ class RequestOutput:
 class _Running:
     """A request under way."""
 
+    index: int
     output: RequestOutput
     params: SamplingParams
     stream: TextStream
@@ -92,12 +96,11 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        on_finished: Callable[[RequestOutput], None] | None = None,
+        on_finished: OnFinished | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts, in their order; one SamplingParams for all, or one each.
 
-        Raises InvalidRequest, before anything runs, if one of them can never run. `on_finished`
-        hears of each as it ends.
+        Raises InvalidRequest, before anything runs, if one of them can never run.
         """
         return self._run(*self._paired(prompts, sampling_params), on_finished)
 
@@ -107,9 +110,12 @@ class LLM:
         sampling_params: SamplingParams | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation through the model's chat template."""
+        return self.generate([self.encode_chat(messages)], sampling_params)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        """Give the token ids of a conversation, ready for the model's turn."""
         text = self._real.tokenizer.chat_template.render(messages, now=datetime.now())
-        ids = self._real.tokenizer.encode(text, add_special_tokens=False)
-        return self.generate([ids], sampling_params)
+        return self._real.tokenizer.encode(text, add_special_tokens=False)
 
     def close(self) -> None:
         """Write what is left of the event log."""
@@ -137,7 +143,7 @@ class LLM:
         self,
         prompts: list[Prompt],
         params: list[SamplingParams],
-        on_finished: Callable[[RequestOutput], None] | None,
+        on_finished: OnFinished | None,
     ) -> list[RequestOutput]:
         engine = self._real.engine
         encoded = [self._encode(prompt) for prompt in prompts]
@@ -176,14 +182,14 @@ class LLM:
             )
             assert rejection is None, "the limits were checked before"
             stream = TextStream(self._real.tokenizer, params)
-            running[request_id] = _Running(output, params, stream)
+            running[request_id] = _Running(len(results), output, params, stream)
             results.append(output)
 
     def _take(
         self,
         result: StepResult,
         running: dict[str, _Running],
-        on_finished: Callable[[RequestOutput], None] | None,
+        on_finished: OnFinished | None,
     ) -> None:
         ended = dict(result.finished)
         for token in result.outputs:
@@ -199,7 +205,7 @@ class LLM:
             if request is not None:
                 self._finish(request, reason, result.error)
                 if on_finished is not None:
-                    on_finished(request.output)
+                    on_finished(request.index, request.output)
 
     def _push(self, request: _Running, token: TokenOutput, *, is_stop_token: bool) -> bool:
         """Add a token; gives whether a stop string was found."""

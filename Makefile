@@ -1,0 +1,48 @@
+# Two commands do all the set-up by themselves: `make serve` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: serve test test-full check clean help
+
+help:
+	@echo "make serve      install what serving needs, fetch the default model, serve it"
+	@echo "make test       install what testing needs, check and test"
+	@echo "make test-full  the long tests too, against transformers (installs torch)"
+	@echo "make check      format, lint, types, import contracts; changes nothing"
+
+serve: $(VENV)/.serve
+	$(BIN)/everbatch serve $(ARGS)
+
+test: $(VENV)/.test check
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full and not oracle" $(ARGS)
+
+test-full: $(VENV)/.oracle
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "full or oracle" $(ARGS)
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/mypy src
+	$(BIN)/lint-imports --no-cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	touch $@
+
+# torch is pinned and installed first: anything else could draw in a build for GPUs.
+$(VENV)/.oracle: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "transformers==5.24.0" accelerate
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,140 @@
+"""`everbatch chat`: a conversation in the terminal with a running server.
+
+Belongs here: the loop, and streaming an answer to the screen. Any OpenAI-compatible server will do.
+Not interactive (a pipe): every line is a turn, only answers are printed.
+"""
+
+import sys
+from collections.abc import Iterator
+
+import click
+import httpx
+import msgspec
+
+from everbatch.base.errors import EverbatchError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+CONNECT_TIMEOUT_S = 5.0
+HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C ends an answer."
+
+
+@click.command("chat", short_help="Talk to a running server in the terminal.")
+@click.argument("url", default=DEFAULT_URL)
+@click.option("--model", help="Model to ask for. Default: the one that is served.")
+@click.option("--system", help="System message to begin with.")
+@click.option("--max-tokens", type=int, help="Most tokens of an answer. Default: what fits.")
+@click.option("--temperature", type=float, default=0.7, show_default=True, help="0: greedy.")
+@click.option("--api-key", envvar="OPENAI_API_KEY", help="Sent as a bearer token, if given.")
+def command(
+    url: str,
+    model: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    temperature: float,
+    api_key: str | None,
+) -> None:
+    """Talk to the server at URL (default: http://127.0.0.1:8000)."""
+    body: dict[str, object] = {"temperature": temperature, "stream": True}
+    body |= {"model": model} if model else {}
+    body |= {"max_tokens": max_tokens} if max_tokens is not None else {}
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    with httpx.Client(base_url=_base_url(url), headers=headers, timeout=timeout) as client:
+        _check_server(client, url)
+        _converse(client, body, system)
+
+
+def _converse(client: httpx.Client, body: dict[str, object], system: str | None) -> None:
+    start = [{"role": "system", "content": system}] if system else []
+    messages = list(start)
+    if sys.stdin.isatty():
+        click.secho(HELP, dim=True)
+    while (text := _read_turn()) is not None:
+        if text == "/exit":
+            return
+        if text == "/reset":
+            messages = list(start)
+            continue
+        if not text.strip():
+            continue
+        messages.append({"role": "user", "content": text})
+        answer = _print_answer(client, {**body, "messages": messages})
+        if answer is None:
+            messages.pop()
+        else:
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _read_turn() -> str | None:
+    """Give the next line, None at the end."""
+    interactive = sys.stdin.isatty()
+    try:
+        return input("you> " if interactive else "")
+    except EOFError:
+        if interactive:
+            click.echo()
+        return None
+    except KeyboardInterrupt:
+        click.echo()
+        return None
+
+
+def _print_answer(client: httpx.Client, body: dict[str, object]) -> str | None:
+    """Print an answer as it comes; None if the server refused."""
+    parts: list[str] = []
+    try:
+        for text in _stream(client, body):
+            parts.append(text)
+            click.echo(text, nl=False)
+    except KeyboardInterrupt:
+        click.secho(" …", dim=True, nl=False)
+    except (_Refused, httpx.HTTPError) as error:
+        click.echo(f"everbatch: {error}", err=True)
+        return None
+    click.echo()
+    return "".join(parts)
+
+
+class _Refused(EverbatchError):
+    """The server answered with an error."""
+
+
+def _stream(client: httpx.Client, body: dict[str, object]) -> Iterator[str]:
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            response.read()
+            raise _Refused(_message(response))
+        for line in response.iter_lines():
+            data = line.removeprefix("data: ")
+            if data == line or data == "[DONE]":
+                continue
+            facts = msgspec.json.decode(data)
+            if "error" in facts:
+                raise _Refused(str(facts["error"].get("message", facts["error"])))
+            for choice in facts.get("choices", ()):
+                yield choice.get("delta", {}).get("content") or ""
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status_code} {response.reason_phrase}"
+
+
+def _base_url(url: str) -> str:
+    """Accept host:port, a URL, and a URL that ends in /v1."""
+    with_scheme = url if "://" in url else f"http://{url}"
+    return with_scheme.rstrip("/").removesuffix("/v1")
+
+
+def _check_server(client: httpx.Client, url: str) -> None:
+    try:
+        response = client.get("/v1/models")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise EverbatchError(
+            f"no server answers at {url} ({error}): start one with `everbatch serve`, or give its "
+            "URL as `everbatch chat URL`"
+        ) from error
+    if response.status_code != httpx.codes.OK:
+        raise EverbatchError(f"{url} is no OpenAI-compatible server: {_message(response)}")
