@@ -130,13 +130,12 @@ class BlockPool:
         """Read blocks that `match` found for `chain`; one more reader each."""
         self.forget_entries(chain)
         for block in blocks:
-            revived = self._ref_counts[block] == 0
-            if revived:
-                self._lru.remove(block)
+            unread = self._ref_counts[block] == 0
+            lru_place = self._lru.remove(block) if unread else None
             self._ref_counts[block] += 1
             chain.entries.append(self._contents[block].entry)
             if self._journal is not None:
-                self._journal.append((self._undo_acquire, (block, revived)))
+                self._journal.append((self._undo_acquire, (block, lru_place)))
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give up one reader of each block, the last block first.
@@ -181,6 +180,15 @@ class BlockPool:
         self._index[content.digest] = block
         chain.entries.append(entry)
         self._note(self._undo_register, chain, block)
+
+    def forget_content(self, blocks: Sequence[int]) -> None:
+        """Find what `blocks` hold for nobody new; their readers keep reading. Not undone."""
+        assert self._journal is None
+        for block in blocks:
+            check(self._ref_counts[block] > 0, "a block without reader was named", block=block)
+            cached = self._contents.pop(block, None)
+            if cached is not None:
+                del self._index[cached.content.digest]
 
     def forget_entries(self, chain: ContentChain) -> None:
         """Note that the chain's request holds none of its blocks any more."""
@@ -229,12 +237,12 @@ class BlockPool:
         assert taken == block
         self._contents[block] = cached
         self._index[cached.content.digest] = block
-        self._lru.restore(block)
+        self._lru.restore_oldest(block)
 
-    def _undo_acquire(self, block: int, revived: bool) -> None:
+    def _undo_acquire(self, block: int, lru_place: int | None) -> None:
         self._ref_counts[block] -= 1
-        if revived:
-            self._lru.restore(block)
+        if lru_place is not None:
+            self._lru.restore(block, lru_place)
 
     def _undo_release(self, block: int) -> None:
         if self._ref_counts[block] == 0:

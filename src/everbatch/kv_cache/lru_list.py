@@ -1,9 +1,8 @@
 """An ordered list of block ids with O(1) removal from anywhere.
 
 Cached blocks that nobody holds wait here, oldest first. A deque would make the revival of a cached
-block O(n); two arrays of neighbours make it four writes (vLLM v1, FreeKVCacheBlockQueue). A block
-that was taken out keeps its old neighbours, so that undoing the most recent removal puts it back
-where it was (Knuth, Dancing Links).
+block O(n); two arrays of neighbours make it four writes (vLLM v1, FreeKVCacheBlockQueue). Removing
+a block tells who stood before it, so that undoing the most recent change puts it back where it was.
 """
 
 from collections.abc import Iterator
@@ -37,17 +36,20 @@ class LruList:
         self._previous[self._end] = block
         self._count += 1
 
-    def remove(self, block: int) -> None:
-        """Take out a block that is in the list."""
+    def remove(self, block: int) -> int:
+        """Take out a block that is in the list; gives its place, for `restore`."""
         before, after = self._previous[block], self._next[block]
         self._next[before] = after
         self._previous[after] = before
         self._count -= 1
+        return before
 
-    def restore(self, block: int) -> None:
-        """Undo `remove`; removals must be undone in reverse order."""
-        before, after = self._previous[block], self._next[block]
-        self._next[before] = block
+    def restore(self, block: int, place: int) -> None:
+        """Undo the `remove` that gave `place`; all changes since must have been undone."""
+        after = self._next[place]
+        self._previous[block] = place
+        self._next[block] = after
+        self._next[place] = block
         self._previous[after] = block
         self._count += 1
 
@@ -57,3 +59,7 @@ class LruList:
         block = self._next[self._end]
         self.remove(block)
         return block
+
+    def restore_oldest(self, block: int) -> None:
+        """Undo `pop_oldest`; all changes since must have been undone."""
+        self.restore(block, self._end)

@@ -1,0 +1,59 @@
+"""The list of cached blocks: order, removal from anywhere, undoing."""
+
+from everbatch.kv_cache.lru_list import LruList
+
+
+def filled(*blocks, capacity=6):
+    lru = LruList(capacity)
+    for block in blocks:
+        lru.append(block)
+    return lru
+
+
+def test_oldest_comes_first_and_leaves_first():
+    lru = filled(3, 0, 5)
+
+    assert list(lru) == [3, 0, 5]
+    assert lru.pop_oldest() == 3
+    assert list(lru) == [0, 5]
+    assert len(lru) == 2
+
+
+def test_blocks_leave_from_anywhere():
+    for gone, rest in ((3, [0, 5]), (0, [3, 5]), (5, [3, 0])):
+        lru = filled(3, 0, 5)
+        lru.remove(gone)
+
+        assert list(lru) == rest
+
+
+def test_the_last_one_leaves_an_empty_list_that_fills_again():
+    lru = filled(2)
+    lru.remove(2)
+
+    assert list(lru) == []
+
+    lru.append(2)
+    lru.append(1)
+
+    assert list(lru) == [2, 1]
+
+
+def test_removals_are_undone_in_reverse():
+    lru = filled(0, 1, 2, 3)
+    places = [(block, lru.remove(block)) for block in (1, 2, 0)]
+    for block, place in reversed(places):
+        lru.restore(block, place)
+
+    assert list(lru) == [0, 1, 2, 3]
+
+
+def test_a_block_that_was_added_again_meanwhile_returns_to_its_old_place():
+    lru = filled(0, 1, 2)
+    place = lru.remove(0)
+    lru.append(0)
+    lru.remove(0)
+    lru.restore(0, place)
+
+    assert list(lru) == [0, 1, 2]
+    assert len(lru) == 3
