@@ -3,7 +3,7 @@
 It keeps a KV cache of its own whose entries are token ids, and reads it back through the block
 tables: the next token is a function of what it reads. So wrong block tables, stale prefix hits,
 lost or doubled tokens change the text or trip an assertion. Tests say how long texts are and which
-steps fail.
+steps or rows fail.
 """
 
 from array import array
@@ -34,18 +34,20 @@ class ScriptedExecutor:
     """Runs plans over token ids. `prompt_of(payload)` gives a request's prompt.
 
     `output_lengths` says after how many outputs a request stops by itself; others never do.
-    Passes in `failing_steps` raise ExecutorError.
+    Passes in `failing_steps` raise ExecutorError; `failing_outputs` says at which of its outputs a
+    request's row fails.
     """
 
     block_size: int
     prompt_of: Callable[[object], Sequence[int]]
     output_lengths: Mapping[str, int] = field(default_factory=dict)
     failing_steps: frozenset[int] = frozenset()
+    failing_outputs: Mapping[str, int] = field(default_factory=dict)
     num_steps: int = 0
     _rows: dict[int, _Row] = field(default_factory=dict)
     _slot_of: dict[str, int] = field(default_factory=dict)
     _decodes: dict[int, None] = field(default_factory=dict)
-    _kept: dict[str, list[int]] = field(default_factory=dict)
+    _kept: dict[str, _Row] = field(default_factory=dict)
     _kv: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -55,10 +57,10 @@ class ScriptedExecutor:
     def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
         """Give token ids as bytes (scheduler.plan.TokenStore)."""
         slot = self._slot_of.get(request_id)
-        if slot is not None:
-            tokens: Sequence[int] = self._rows[slot].tokens
-        else:
-            tokens = self._kept.get(request_id) or self.prompt_of(payload)
+        row = self._kept.get(request_id) if slot is None else self._rows[slot]
+        # An id may come again with another request once the first has ended.
+        known = row is not None and row.payload is payload
+        tokens = row.tokens if row is not None and known else self.prompt_of(payload)
         assert stop <= len(tokens), "tokens that nobody knows were asked for"
         return array("i", tokens[start:stop]).tobytes()
 
@@ -102,11 +104,12 @@ class ScriptedExecutor:
     def _admit(self, admission: Admission) -> None:
         assert admission.slot not in self._rows, "a slot was given away twice"
         kept = self._kept.pop(admission.request_id, None)
-        tokens = list(kept if kept is not None else self.prompt_of(admission.payload))
+        known = kept is not None and kept.payload is admission.payload
+        tokens = kept.tokens if kept is not None and known else self.prompt_of(admission.payload)
         self._rows[admission.slot] = _Row(
             admission.request_id,
             admission.payload,
-            tokens,
+            list(tokens),
             list(admission.cached_blocks),
             admission.num_cached_tokens,
         )
@@ -119,7 +122,7 @@ class ScriptedExecutor:
             return
         del self._slot_of[row.request_id]
         if keep:
-            self._kept[row.request_id] = row.tokens
+            self._kept[row.request_id] = row
 
     def _write_chunk(self, chunk: PrefillChunk) -> None:
         row = self._rows[chunk.slot]
@@ -138,14 +141,20 @@ class ScriptedExecutor:
     def _emit(self, slots: list[int]) -> StepOutcome:
         outcome = StepOutcome()
         new_tokens = [self._next_token(self._rows[slot]) for slot in slots]
+        emitted: list[tuple[str, int]] = []
         for slot, token in zip(slots, new_tokens, strict=True):
             row = self._rows[slot]
             row.tokens.append(token)
             num_outputs = len(row.tokens) - len(self.prompt_of(row.payload))
+            if num_outputs == self.failing_outputs.get(row.request_id):
+                outcome.failed.append((slot, f"output {num_outputs} was told to fail"))
+                continue
+            emitted.append((row.request_id, token))
             if num_outputs == self.output_lengths.get(row.request_id):
                 outcome.stopped.append(slot)
-        ids = [self._rows[slot].request_id for slot in slots]
-        outcome.tokens = EmittedTokens(ids, new_tokens, None)
+        outcome.tokens = EmittedTokens(
+            [request_id for request_id, _ in emitted], [token for _, token in emitted], None
+        )
         return outcome
 
     def _next_token(self, row: _Row) -> int:
