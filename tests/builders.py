@@ -13,8 +13,9 @@ from everbatch.engine.engine import Engine, EngineRequest, StepResult
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.scripted import ScriptedExecutor
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.plan import StepOutcome, StepPlan, TokenStore
 from everbatch.scheduler.request import FinishReason
-from everbatch.scheduler.verify import verify_scheduler
+from everbatch.scheduler.verify import verify_plan, verify_scheduler
 
 
 def make_config(**options: object) -> SchedulerConfig:
@@ -30,7 +31,10 @@ def make_config(**options: object) -> SchedulerConfig:
 
 @dataclass(slots=True)
 class Client:
-    """What one client does: arrives, wants outputs, perhaps leaves. Times are boundaries."""
+    """What one client does: arrives, wants outputs, perhaps leaves. Times are boundaries.
+
+    `abort_during` is the step while which it leaves, in place of a boundary.
+    """
 
     id: str
     prompt: Sequence[int]
@@ -38,6 +42,8 @@ class Client:
     arrival: int = 0
     max_tokens: int | None = None
     abort_at: int | None = None
+    abort_during: int | None = None
+    cache_salt: str = ""
 
 
 def client(
@@ -49,11 +55,35 @@ def client(
     stream: int | None = None,
     max_tokens: int | None = None,
     abort_at: int | None = None,
+    abort_during: int | None = None,
+    cache_salt: str = "",
 ) -> Client:
     """A client whose prompt is private to its id, or the start of the numbered `stream`."""
     base = 1_000 * (1 + (sum(map(ord, id)) if stream is None else 10_000 + stream))
     prompt = [base + position for position in range(prompt_tokens)]
-    return Client(id, prompt, output_tokens, arrival, max_tokens, abort_at)
+    return Client(
+        id, prompt, output_tokens, arrival, max_tokens, abort_at, abort_during, cache_salt
+    )
+
+
+class PlanChecker:
+    """An executor before an executor: verifies each plan before it is carried out."""
+
+    def __init__(self, executor: ScriptedExecutor) -> None:
+        self._executor = executor
+        self.engine: Engine | None = None
+
+    @property
+    def tokens(self) -> TokenStore:
+        return self._executor.tokens
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        assert self.engine is not None
+        verify_plan(self.engine.scheduler, plan)
+        return self._executor.execute(plan)
+
+    def reset(self) -> None:
+        self._executor.reset()
 
 
 @dataclass(slots=True)
@@ -74,6 +104,8 @@ class World:
 
     config: SchedulerConfig
     clients: Sequence[Client]
+    failing_steps: frozenset[int] = frozenset()
+    """Passes that fail, counted from 1 with those that failed before."""
     engine: Engine = field(init=False)
     executor: ScriptedExecutor = field(init=False)
     clock: VirtualClock = field(init=False)
@@ -86,9 +118,12 @@ class World:
 
     def __post_init__(self) -> None:
         lengths = {c.id: c.output_tokens for c in self.clients}
-        self.executor = ScriptedExecutor(self.config.block_size, _prompt_of, lengths)
+        self.executor = ScriptedExecutor(
+            self.config.block_size, _prompt_of, lengths, self.failing_steps
+        )
         self.clock = VirtualClock()
-        self.engine = Engine(self.config, self.executor, self.clock)
+        checker = PlanChecker(self.executor)
+        self.engine = checker.engine = Engine(self.config, checker, self.clock)
 
     def run(self, max_calls: int = 10_000) -> "World":
         """Run until every client has its answer."""
@@ -110,7 +145,7 @@ class World:
     def add(self, c: Client) -> None:
         limit = c.output_tokens if c.max_tokens is None else c.max_tokens
         sampling = SamplingParams(max_tokens=limit)
-        request = EngineRequest(c.id, c.prompt, len(c.prompt), sampling)
+        request = EngineRequest(c.id, c.prompt, len(c.prompt), sampling, cache_salt=c.cache_salt)
         rejection = self.engine.add(request)
         if rejection is not None:
             self.rejected[c.id] = rejection.message
@@ -126,7 +161,7 @@ class World:
 
     def step(self) -> StepResult:
         """One call of the engine; a call that deferred takes no tick."""
-        result = self.engine.step()
+        result = self.engine.step(self._leaving_now)
         verify_scheduler(self.engine.scheduler)
         ran = result.plan is not None
         deferred = any(event.kind == "preempted" for event in result.events) and not ran
@@ -141,6 +176,15 @@ class World:
         if ran:
             self._record(result)
         return result
+
+    def _leaving_now(self) -> list[tuple[str, FinishReason]]:
+        """Who leaves while the step after this boundary runs."""
+        step = self.boundary + 1
+        return [
+            (c.id, FinishReason.ABORT)
+            for c in self.clients
+            if c.abort_during == step and c.id in self.texts
+        ]
 
     def _record(self, result: StepResult) -> None:
         kinds = {event.kind: event for event in result.events}
@@ -157,9 +201,11 @@ class World:
         )
 
 
-def run_world(clients: Sequence[Client], **options: object) -> World:
+def run_world(
+    clients: Sequence[Client], *, failing_steps: Sequence[int] = (), **options: object
+) -> World:
     """Run clients to their ends under a small configuration."""
-    return World(make_config(**options), clients).run()
+    return World(make_config(**options), clients, frozenset(failing_steps)).run()
 
 
 def alone(c: Client, **options: object) -> list[int]:
