@@ -27,7 +27,7 @@ _FILTERS_WITH_WIDTH = ("batch", "indent", "round", "slice", "tojson", "truncate"
 # A width or a precision of 1,000 or more, or one that an argument gives.
 _WIDE_FORMAT = re.compile(r"%(\(.*\))?[#0\- +]*(\*|\d{4}|\d*\.(\*|\d{4}))", re.DOTALL)
 # The views by their own types: an abstract class costs ten times as much to ask.
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS = (dict, list, tuple, set, frozenset, *_VIEWS)
 _SIZED = (*_CONTAINERS, range)
 
