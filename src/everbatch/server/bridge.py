@@ -168,6 +168,11 @@ class AsyncEngine:
         self._inbox.put_abort(request_id, reason)
         self._forget(request_id, live, reason)
 
+    @property
+    def num_live(self) -> int:
+        """Requests between their submission and their end."""
+        return len(self._live)
+
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
         """Give what max_model_len and the pool leave for outputs; below 1: there is no room."""
         return self._engine.max_output_tokens(num_prompt_tokens)
@@ -187,8 +192,16 @@ class AsyncEngine:
             self._inbox.put_abort(request_id, FinishReason.ABORT)
             self._end(request_id, Finished(FinishReason.ABORT))
 
+    def abandon(self) -> None:
+        """End what is live; do not wait for the step that runs."""
+        self.abort_all()
+        self._inbox.close()
+        self.state = EngineState.STOPPED
+
     async def stop(self) -> None:
         """End what is live and wait, within a bound, for the thread to end."""
+        if self.state is EngineState.STOPPED:
+            return
         self.begin_drain()
         self.abort_all()
         self._inbox.close()

@@ -115,6 +115,8 @@ class _Server(uvicorn.Server):
             self._drain = asyncio.create_task(self._finish_within_grace())
         else:
             logger.warning("a second signal: stopping at once")
+            # uvicorn still gives the answers of those who run a tenth of a second to go out.
+            self._engine.abandon()
             self.should_exit = self.force_exit = True
 
     async def _finish_within_grace(self) -> None:
