@@ -217,6 +217,8 @@ class Harness:
     executor: SpeakingExecutor
     settings: ServerSettings
     lines: list[str]
+    server: "asyncio.Task[None] | None" = None
+    """Runs while a real server listens."""
 
     @property
     def gate(self) -> Gate:
@@ -271,6 +273,7 @@ async def listening(harness: Harness) -> AsyncIterator[str]:
     ready = asyncio.Event()
     grace_s = harness.settings.shutdown_grace_s
     server = asyncio.create_task(serve(harness.app, harness.engine, sock, grace_s, ready.set))
+    harness.server = server
     await _first_of(ready.wait(), server)
     try:
         yield f"http://127.0.0.1:{port}"
