@@ -94,6 +94,7 @@ class Answering:
             TextStream(self.served.tokenizer, sampling),
             self.channel,
             lambda reason: engine.abort(engine_id, reason),
+            self.api.prompt_field,
         )
 
     def _engine_request(self, index: int) -> EngineRequest:

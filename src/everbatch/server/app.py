@@ -57,6 +57,8 @@ def create_app(
         version=settings.version,
         description="OpenAI-compatible completions by continuous batching.",
         lifespan=lifespan,
+        # Both pages load their scripts from elsewhere; the document itself is served.
+        docs_url=None,
         redoc_url=None,
     )
     app.include_router(make_router(served))
@@ -82,8 +84,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     method, path = request.method, request.url.path
     messages = {
-        HTTPStatus.NOT_FOUND: f"there is no {path}: see /docs for the paths of this server",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not take {method}: see /docs",
+        HTTPStatus.NOT_FOUND: f"there is no {path}: see /openapi.json for the paths of this server",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not take {method}: see /openapi.json",
     }
     message = messages.get(HTTPStatus(error.status_code), str(error.detail))
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)

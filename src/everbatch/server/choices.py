@@ -64,6 +64,7 @@ class Logprobs(Protocol):
 class Api(Protocol):
     """What differs between completions and chat."""
 
+    prompt_field: str
     body_object: str
     event_object: str
 
@@ -85,6 +86,7 @@ class Api(Protocol):
 
 
 class CompletionApi:
+    prompt_field = "prompt"
     body_object = "text_completion"
     event_object = "text_completion"
 
@@ -105,6 +107,7 @@ class CompletionApi:
 
 
 class ChatApi:
+    prompt_field = "messages"
     body_object = "chat.completion"
     event_object = "chat.completion.chunk"
 

@@ -34,12 +34,14 @@ class Choice(Protocol):
 
 
 class Generation:
-    """Receiver of one request's tokens. `abort` is called when a stop string ends it early."""
+    """Receiver of one request's tokens. `abort` is called when a stop string ends it early;
+    `prompt_field` is what the client calls its prompt."""
 
     __slots__ = (
         "_abort",
         "_channel",
         "_choice",
+        "_prompt_field",
         "_text_stream",
         "num_output_tokens",
     )
@@ -50,11 +52,13 @@ class Generation:
         text_stream: TextStream,
         channel: Channel,
         abort: Callable[[FinishReason], None],
+        prompt_field: str,
     ) -> None:
         self._choice = choice
         self._text_stream = text_stream
         self._channel = channel
         self._abort = abort
+        self._prompt_field = prompt_field
         self.num_output_tokens = 0
 
     def push(self, output: TokenOutput, *, is_stop_token: bool) -> None:
@@ -70,7 +74,7 @@ class Generation:
             self._close(None)
 
     def end(self, ending: Ending) -> None:
-        error = _error_of(ending)
+        error = _error_of(ending, self._prompt_field)
         try:
             if isinstance(ending, Finished) and ending.reason in _FINISHED_WITH_TEXT:
                 self._finish(ending.reason)
@@ -96,7 +100,7 @@ class Generation:
 _FINISHED_WITH_TEXT = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
 
 
-def _error_of(ending: Ending) -> ApiError | None:
+def _error_of(ending: Ending, prompt_field: str) -> ApiError | None:
     match ending:
         case Finished(FinishReason.STOP | FinishReason.LENGTH):
             return None
@@ -107,13 +111,13 @@ def _error_of(ending: Ending) -> ApiError | None:
         case Finished():
             return engine_failed("the engine failed on this request")
         case Refused(rejection):
-            return _refusal(rejection)
+            return _refusal(rejection, prompt_field)
         case Failed(message):
             return engine_failed(message)
 
 
-def _refusal(rejection: Rejection) -> ApiError:
+def _refusal(rejection: Rejection, prompt_field: str) -> ApiError:
     too_long = rejection.reason in _TOO_LONG_REASONS
     code = TOO_LONG if too_long else rejection.reason.value
-    param = "max_tokens" if rejection.reason is RejectReason.MAX_TOKENS else "prompt"
+    param = "max_tokens" if rejection.reason is RejectReason.MAX_TOKENS else prompt_field
     return bad_request(rejection.message, param, code)
