@@ -240,6 +240,16 @@ async def test_prompt_larger_than_the_pool_is_refused_and_the_next_one_runs() ->
 
 
 @async_test
+async def test_chat_that_is_too_long_names_the_messages() -> None:
+    async with in_process(make_harness()) as client:
+        body = {"messages": [{"role": "user", "content": "x" * 9_000}]}
+        error = _assert_refused(await client.post(CHAT, json=body), "max_model_len is 512")
+
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert "9,017 tokens" in error["message"]
+
+
+@async_test
 async def test_prompt_and_max_tokens_may_fill_the_context_exactly() -> None:
     async with in_process(make_harness()) as client:
         body = {"prompt": "x" * 500, "max_tokens": 12, "ignore_eos": True}

@@ -1,10 +1,14 @@
 """The official client works unchanged: both APIs, streamed and whole, lists, usage, logprobs."""
 
+from openai.types.chat import ChatCompletionMessageParam
 from server.fakes import MODEL, REPLY, async_test, make_harness, openai_client, reply_to
 
 PROMPT = "Say something"
 ANSWER = reply_to(PROMPT.encode())
-CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+CHAT: list[ChatCompletionMessageParam] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello"},
+]
 CHAT_TEXT = "system: Be brief.\nuser: Hello\nassistant:"
 CHAT_ANSWER = reply_to(CHAT_TEXT.encode())
 
@@ -173,6 +177,21 @@ async def test_token_ids_are_prompts_too() -> None:
 
     assert [choice.text for choice in one.choices] == [ANSWER]
     assert [choice.text for choice in two.choices] == [ANSWER, ANSWER]
+
+
+@async_test
+async def test_long_texts_are_encoded_beside_the_loop_with_the_same_result() -> None:
+    text = "word " * 2_000
+    harness = make_harness(max_model_len=16_384, num_blocks=1_024)
+    async with openai_client(harness) as client:
+        one = await client.completions.create(model=MODEL, prompt=text)
+        chat = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": text}]
+        )
+
+    assert one.choices[0].text == reply_to(text.encode())
+    written = f"user: {text}\nassistant:"
+    assert chat.choices[0].message.content == reply_to(written.encode())
 
 
 @async_test
