@@ -169,10 +169,10 @@ def _draw(values: Floats, rows: SamplingRows, group: Indices) -> Indices:
         if 0 < top_k < values.shape[1] or top_p < 1.0:
             _truncate(values[index], scaled[index], weights[index], top_k, top_p)
     cumulative = np.cumsum(weights, axis=-1, dtype=np.float64)
-    total = cumulative[:, -1]
     numbers = uniform(rows.seed[group], rows.position[group].astype(np.uint64))
-    # A product that rounds up to the total would run past the last token with a weight.
-    targets = np.minimum(numbers * total, np.nextafter(total, 0.0))
+    # At most 1 - 2**-53, so a product is below the total even when rounded, and what is chosen has
+    # a weight: cumulative stops growing at the last that has.
+    targets = numbers * cumulative[:, -1]
     chosen: Indices = np.count_nonzero(cumulative <= targets[:, None], axis=-1)
     return chosen
 

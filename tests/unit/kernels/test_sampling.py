@@ -116,6 +116,35 @@ def test_truncation_keeps_what_a_full_sort_keeps(scale: float, top_k: int, top_p
     assert_drawn_from(found, (weights / weights.sum()).tolist(), 4_000)
 
 
+def test_top_p_reaches_far_down_where_the_mass_is_there() -> None:
+    # One token at 0 and 20,000 at -9: of the mass 1 + 20,000 e**-9 = 3.47 half is the first token
+    # and the next 5,945 or so.
+    logits = np.full((1, 20_001), -9.0, np.float32)
+    logits[0, 0] = 0.0
+
+    found = frequencies(logits, 400, top_p=0.5)
+
+    assert 5_000 < np.flatnonzero(found).max() < 5_960
+    assert 0.4 < found[0] < 0.75
+
+
+@pytest.mark.parametrize("changes", [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}])
+def test_the_largest_random_number_takes_the_last_token_that_is_left(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "everbatch.kernels.sampling.uniform", lambda seed, position: np.full(len(seed), 1 - 2**-53)
+    )
+    logits = random_logits(200, 50, scale=1.0)
+    logits[:, -1] = -200.0  # e ** -200 is 0 in float32.
+
+    tokens = sample(logits, sampling_rows(200, **changes)).token_ids
+
+    assert tokens.max() <= 48
+    if not changes:
+        assert set(tokens.tolist()) == {48}
+
+
 def test_a_truncation_that_cuts_nothing_changes_no_token() -> None:
     logits = random_logits(300, 1_000)
 
