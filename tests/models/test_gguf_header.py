@@ -246,6 +246,7 @@ def tensor_file(*tensors: bytes, num_bytes: int = 256) -> bytes:
     block=(tensor_file(tensor(b"a", (33,), type_id=8)), "rows of 33 values, Q8_0 needs"),
     huge=(tensor_file(tensor(b"a", (2**63, 2**63))), "truncated: tensor 'a' ends at byte"),
     end=(tensor_file(tensor(b"a", (65,))), "truncated: tensor 'a' ends at byte"),
+    last_byte=(tensor_file(tensor(b"a", (64,)), num_bytes=255), "truncated: tensor 'a' ends at"),
     offset=(tensor_file(tensor(b"a", (1,), offset=2**63)), "truncated: tensor 'a' ends"),
     misaligned=(tensor_file(tensor(b"a", (1,), offset=16)), "not a multiple of the alignment 32"),
     twice=(tensor_file(tensor(b"a", (1,)), tensor(b"a", (1,), offset=32)), "'a' appears twice"),

@@ -375,7 +375,7 @@ def test_a_file_cut_anywhere_is_a_load_error(tmp_path: Path) -> None:
     content = path.read_bytes()
     header_end = 8 + int.from_bytes(content[:8], "little")
     beyond = np.random.default_rng(0).integers(header_end, len(content), 100).tolist()
-    for length in [*range(header_end + 1), *beyond]:
+    for length in [*range(header_end + 1), *beyond, len(content) - 1]:
         path.write_bytes(content[:length])
         with pytest.raises(ModelLoadError, match=r"model.safetensors"):
             load_model(tmp_path)
