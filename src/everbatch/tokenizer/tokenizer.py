@@ -38,11 +38,11 @@ class Tokenizer:
         self.special_ids = parts.special_ids
         self._backend = parts.backend
         self._spelling = spelling_of(parts.backend)
-        self._bytes = _BytesById(parts, self._spelling)
         added = parts.backend.get_added_tokens_decoder()
         self.vocab_size = max(
             parts.backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1
         )
+        self._bytes = _BytesById(parts, self._spelling, self.vocab_size)
         self.chat_template = ChatTemplate(
             parts.chat_template,
             bos_token=self._written(parts.bos_token_id),
@@ -117,7 +117,7 @@ class Tokenizer:
 class _BytesById(dict[int, bytes]):
     """The bytes of tokens, spelt when first asked for: all 150,000 of a vocabulary take 0.3 s."""
 
-    def __init__(self, parts: TokenizerParts, spelling: Spelling) -> None:
+    def __init__(self, parts: TokenizerParts, spelling: Spelling, vocab_size: int) -> None:
         super().__init__()
         self._id_to_token = parts.backend.id_to_token
         self._special_ids = parts.special_ids
@@ -126,18 +126,20 @@ class _BytesById(dict[int, bytes]):
             for index, token in parts.backend.get_added_tokens_decoder().items()
         }
         self._spelling = spelling
+        self._vocab_size = vocab_size
 
     def __missing__(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self._vocab_size:
+            # Not kept, so that ids without a token cannot fill the memory.
+            return b""
+        spelt = self[token_id] = self._spell(token_id)
+        return spelt
+
+    def _spell(self, token_id: int) -> bytes:
         content = self._added.get(token_id)
         if content is None:
             token = self._id_to_token(token_id)
-            if token is None:
-                # Not kept, so that ids without a token cannot fill the memory.
-                return b""
-            spelt = self._spelling.to_bytes(token)
-        elif token_id in self._special_ids:
-            spelt = content.encode("utf-8")
-        else:
-            spelt = self._spelling.added_to_bytes(content)
-        self[token_id] = spelt
-        return spelt
+            return b"" if token is None else self._spelling.to_bytes(token)
+        if token_id in self._special_ids:
+            return content.encode("utf-8")
+        return self._spelling.added_to_bytes(content)

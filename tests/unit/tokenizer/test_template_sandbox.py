@@ -1,0 +1,167 @@
+"""Hostile templates. Each would hang, fill the memory or escape without the meter and the sandbox;
+pytest's own timeout is what fails a test whose template got through."""
+
+from datetime import datetime
+
+import pytest
+
+from everbatch.base.errors import InvalidRequest
+from everbatch.tokenizer.chat_template import ChatTemplate
+from everbatch.tokenizer.template_meter import MAX_STEPS, MAX_TEXT_CHARS
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def render(source: str, content: str = "hi") -> str:
+    messages = [{"role": "user", "content": content}]
+    return ChatTemplate(source).render(messages, now=datetime(2025, 1, 1))
+
+
+def grow(step: str, start: str = "'aaaa'", end: str = "") -> str:
+    """A template that applies `step` to n.x sixty times over: 2**60 if it doubles."""
+    return (
+        f"{{% set n = namespace(x={start}) %}}{{% for i in range(60) %}}{step}{{% endfor %}}{end}"
+    )
+
+
+ENDLESS = {
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+    "{% endfor %}",
+    "loops whose rounds are all filtered out": "{% for a in range(99999) %}"
+    "{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+    "macro that calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}"
+    "{% endif %}{% endmacro %}{{ f(60) }}",
+    "recursive loop": "{% for x in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 60 }}"
+    "{% endfor %}",
+    "long sorts": "{% for i in range(9999) %}{% set x = range(99999)|sort %}{% endfor %}",
+    "long chains of filters": "{% for i in range(9999) %}"
+    "{% set x = range(99999)|map('string')|map('upper')|list %}{% endfor %}",
+    "comparing long texts": "{% set s = 'a' * 3900000 %}{% set t = 'a' * 3900000 %}"
+    "{% for i in range(99999) %}{{ 1 if s == t }}{% endfor %}",
+    "searching long texts": "{% set s = 'a' * 3900000 %}"
+    "{% for i in range(99999) %}{{ 1 if 'b' in s }}{% endfor %}",
+    "splitting long texts": "{% set s = 'a ' * 1900000 %}"
+    "{% for i in range(99999) %}{% set x = s.split() %}{% endfor %}",
+    "constant text in a loop": "{% set n = namespace() %}{% for i in range(99999) %}{% set n.x %}"
+    + "x" * 100_000
+    + "{% endset %}{% endfor %}",
+    "list shared by itself": grow("{% set n.x = [n.x, n.x] %}", "[1]", "{{ n.x }}"),
+    "dict shared by itself": grow("{% set n.x = dict(a=n.x, b=n.x) %}", "{}", "{{ n.x|tojson }}"),
+    "tuple hashed": grow("{% set n.x = (n.x, n.x) %}", "(1,)", "{{ {n.x: 1} }}"),
+    "varargs shared": "{% macro k(n) %}{% set n.x = varargs %}{% endmacro %}"
+    + grow("{{ k(n, n.x, n.x) }}", "(1,)", "{{ {}.get(n.x) }}"),
+    "reason for an exception": grow(
+        "{% set n.x = dict(a=n.x, b=n.x) %}", "{}", "{{ raise_exception(n.x) }}"
+    ),
+    "list times a number": "{{ ([0] * 10**9)|length }}",
+}
+
+HUGE = {
+    "text times a number": "{{ 'a' * 10**10 }}",
+    "doubling by +": grow("{% set n.x = n.x + n.x %}"),
+    "doubling by ~": grow("{% set n.x = n.x ~ n.x %}"),
+    "doubling by %": grow("{% set n.x = '%s%s' % (n.x, n.x) %}"),
+    "doubling by a block": grow("{% set x %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = x %}"),
+    "doubling by the filter join": grow("{% set n.x = [n.x, n.x]|join %}"),
+    "doubling by the method join": grow("{% set n.x = ''.join([n.x, n.x]) %}"),
+    "squaring by the filter replace": grow("{% set n.x = n.x|replace('a', n.x) %}"),
+    "squaring by the method replace": grow("{% set n.x = n.x.replace('a', n.x) %}"),
+    "indent": "{{ ('a\n' * 100000)|indent(1000) }}",
+    "tojson": "{{ range(99999)|list|tojson(indent=1000) }}",
+    "output": "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
+}
+
+WIDE = {
+    "width in a format": ("{{ '%1000000000d' % 1 }}", "width"),
+    "width from an argument": ("{{ '%*d' % (10**9, 1) }}", "width"),
+    "width after a name": ("{{ '%(a)1000000000d' % {'a': 1} }}", "width"),
+    "precision": ("{{ '%.1000000000f' % 1.0 }}", "width"),
+    "str.format": ("{{ '{:>1000000000}'.format(1) }}", "str.format"),
+    "str.center": ("{{ 'a'.center(10**9) }}", "center"),
+    "filter center": ("{{ 'a'|center(10**9) }}", "center"),
+    "filter round": ("{{ 1|round(10**9, 'ceil') }}", "round"),
+    "filter batch": ("{{ [1]|batch(10**9, 0)|list }}", "batch"),
+    "filter slice": ("{{ [1]|slice(10**9)|list }}", "slice"),
+    "int.to_bytes": ("{{ (1).to_bytes(10**9, 'big') }}", "to_bytes"),
+    "integers squared": (grow("{% set n.x = n.x * n.x %}", "3"), "bits"),
+    "powers": ("{{ 10 ** (10 ** 10) }}", "bits"),
+    "sum of lists": ("{{ [[1]]|sum(start=[]) }}", "sums"),
+    "lipsum": ("{{ lipsum(10**6) }}", "lipsum"),
+    "range": ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
+    "date format": ("{{ strftime_now('%999999999d') }}", "date format"),
+}
+
+ESCAPES = {
+    "class of a text": "{{ ''.__class__.__mro__ }}",
+    "class by a filter": "{{ (''|attr('__class__')).__mro__ }}",
+    "class by a subscript": "{{ ''['__class__']['__mro__'] }}",
+    "globals of a function": "{{ raise_exception.__globals__['x'] }}",
+    "constructor": "{{ namespace.__init__.__globals__ }}",
+    "frame of a generator": "{{ (messages|map('upper')).gi_frame.f_globals }}",
+    "changing the messages": "{{ messages.append(1) }}",
+    "changing a message": "{{ messages[0].update({'role': 'system'}) }}",
+    "format of a class": "{{ '{0.__class__}'.format('') }}",
+    "namespace in itself": "{% set n = namespace() %}{% set n.n = n %}{{ n }}",
+}
+
+DEEP = {
+    "macro without end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "loop without end": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "block without end": "{% block a %}{{ self.a() }}{% endblock %}",
+    "parentheses": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+    "ifs": "{% if 1 %}" * 500 + "{% endif %}" * 500,
+}
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_endless_template_is_stopped(source):
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_STEPS:,} steps"):
+        render(source)
+
+
+@pytest.mark.parametrize("source", HUGE.values(), ids=HUGE)
+def test_huge_text_is_refused_before_it_is_made(source):
+    with pytest.raises(InvalidRequest, match=f"the limit is {MAX_TEXT_CHARS:,}"):
+        render(source)
+
+
+@pytest.mark.parametrize(("source", "text"), WIDE.values(), ids=WIDE)
+def test_small_call_for_a_large_result_is_refused(source, text):
+    with pytest.raises(InvalidRequest, match=text):
+        render(source)
+
+
+@pytest.mark.parametrize("source", ESCAPES.values(), ids=ESCAPES)
+def test_way_out_of_the_sandbox_is_closed(source):
+    with pytest.raises(InvalidRequest, match="does not allow"):
+        render(source)
+
+
+@pytest.mark.parametrize("source", DEEP.values(), ids=DEEP)
+def test_endless_depth_is_refused(source):
+    with pytest.raises(InvalidRequest, match="calls itself without a limit"):
+        render(source)
+
+
+def test_text_at_the_limit_is_rendered_and_one_more_refused():
+    source = "{{ messages[0].content }}"
+
+    assert len(render(source, "x" * MAX_TEXT_CHARS)) == MAX_TEXT_CHARS
+    with pytest.raises(InvalidRequest, match="4,000,001 characters"):
+        render(source, "x" * (MAX_TEXT_CHARS + 1))
+
+
+def test_long_conversation_is_within_the_steps():
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' and loop.index0 % 2 == 0 %}"
+        "{{ '<|user|>' + m.content | trim + '\n' }}{% elif m['role'] in ['assistant'] %}"
+        "{{ '<|assistant|>' ~ m.content.split('</think>')[-1].strip() ~ '\n' }}{% endif %}"
+        "{% if messages|length > 1 and not loop.last %}{{ '' }}{% endif %}{% endfor %}"
+    )
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": f" text {i} " * 20} for i in range(5000)
+    ]
+
+    text = ChatTemplate(source).render(messages, now=datetime(2025, 1, 1))
+
+    assert text.count("\n") == 5000
