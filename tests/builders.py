@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from everbatch.base.clock import VirtualClock
-from everbatch.base.events import Event
+from everbatch.base.events import Event, Finished
 from everbatch.engine.engine import Engine, EngineRequest, StepResult
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.scripted import ScriptedExecutor
@@ -72,10 +72,14 @@ class PlanChecker:
     def __init__(self, executor: ScriptedExecutor) -> None:
         self._executor = executor
         self.engine: Engine | None = None
+        self.store: TokenStore = executor.tokens
 
     @property
     def tokens(self) -> TokenStore:
-        return self._executor.tokens
+        return self
+
+    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
+        return self.store.read(request_id, payload, start, stop)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         assert self.engine is not None
@@ -92,6 +96,8 @@ class StepRecord:
 
     step: int
     scheduled: dict[str, int]
+    """Tokens of prompts and histories; decodes take one each."""
+    decodes: int
     emitted: list[str]
     finished: dict[str, str]
     preempted: list[str]
@@ -108,6 +114,7 @@ class World:
     """Passes that fail, counted from 1 with those that failed before."""
     engine: Engine = field(init=False)
     executor: ScriptedExecutor = field(init=False)
+    checker: PlanChecker = field(init=False)
     clock: VirtualClock = field(init=False)
     boundary: int = 0
     texts: dict[str, list[int]] = field(default_factory=dict)
@@ -122,8 +129,8 @@ class World:
             self.config.block_size, _prompt_of, lengths, self.failing_steps
         )
         self.clock = VirtualClock()
-        checker = PlanChecker(self.executor)
-        self.engine = checker.engine = Engine(self.config, checker, self.clock)
+        self.checker = PlanChecker(self.executor)
+        self.engine = self.checker.engine = Engine(self.config, self.checker, self.clock)
 
     def run(self, max_calls: int = 10_000) -> "World":
         """Run until every client has its answer."""
@@ -193,6 +200,7 @@ class World:
             StepRecord(
                 step=step.step,
                 scheduled={id: count for id, _, count in step.chunks},
+                decodes=step.decodes,
                 emitted=[output.request_id for output in result.outputs],
                 finished={id: reason.value for id, reason in result.finished},
                 preempted=[e.id for e in result.events if e.kind == "preempted"],
@@ -213,6 +221,20 @@ def alone(c: Client, **options: object) -> list[int]:
     options = {**options, "num_blocks": 256, "max_num_batched_tokens": 512, "max_model_len": 0}
     lone = Client(c.id, c.prompt, c.output_tokens, 0, c.max_tokens, None)
     return World(make_config(**options), [lone]).run().texts[c.id]
+
+
+def deferrals(world: World) -> list[tuple[int, str, str, int, int]]:
+    """Who was deferred, as (step, id, reason, needed, available), in order."""
+    return [
+        (e.step, e.id, e.reason, e.needed, e.available)
+        for e in world.events
+        if e.kind == "deferred"
+    ]
+
+
+def finals(world: World) -> dict[str, Finished]:
+    """The final event of each request."""
+    return {e.id: e for e in world.events if isinstance(e, Finished)}
 
 
 def _prompt_of(payload: object) -> Sequence[int]:
