@@ -19,7 +19,7 @@ MAX_NUM_BLOCKS = 1 << 26
 class SchedulerConfig:
     """Options of one scheduler; raises ConfigError, naming the option, when one is impossible.
 
-    max_model_len 0 stands for all that the pool holds; `context_limit` is the resolved value.
+    max_model_len 0 leaves the limit to the pool; `context_limit` is the resolved value.
     """
 
     max_num_seqs: int
@@ -43,13 +43,20 @@ class SchedulerConfig:
         _within("long_prefill_token_threshold", self.long_prefill_token_threshold, 0, 1 << 30)
         _one_of("admission", self.admission, ("now", "prompt"))
         _one_of("preemption_trigger", self.preemption_trigger, ("shortage", "stall"))
+        _is_bool("enable_chunked_prefill", self.enable_chunked_prefill)
+        _is_bool("enable_prefix_caching", self.enable_prefix_caching)
+        if isinstance(self.watermark, bool) or not isinstance(self.watermark, int | float):
+            raise ConfigError(f"watermark must be a number, not {self.watermark!r}")
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark must lie in [0, 1), got {self.watermark!r}")
 
     @property
     def context_limit(self) -> int:
-        """The longest prompt + output, in tokens."""
-        return self.max_model_len or self.num_blocks * self.block_size
+        """The longest prompt + output, in tokens.
+
+        The last output is never consumed, so a full pool leaves room for one token more.
+        """
+        return self.max_model_len or self.num_blocks * self.block_size + 1
 
     @property
     def watermark_blocks(self) -> int:
@@ -62,6 +69,11 @@ def _within(name: str, value: object, low: int, high: int) -> None:
         raise ConfigError(f"{name} must be an integer, not {value!r}")
     if not low <= value <= high:
         raise ConfigError(f"{name} must lie in [{low}, {high}], got {value}")
+
+
+def _is_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, not {value!r}")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
