@@ -8,7 +8,7 @@ costs what falls due in it; a member that only decodes costs nothing.
 Knows no pool and no queue. Changes no request. Called by the scheduler alone.
 """
 
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterable, Iterator, KeysView
 
 from everbatch.scheduler.request import Request
 
@@ -40,6 +40,10 @@ class DecodeSet:
         joined_at = self._joined_at.get(request)
         return 0 if joined_at is None else self.num_steps - joined_at
 
+    def computed_tokens(self, request: Request) -> int:
+        """Give the tokens of a request, member or not, that have KV entries."""
+        return request.num_computed_tokens + self.progress(request)
+
     def join(self, request: Request) -> None:
         """Let `request`, its counters up to date, decode from the next step on."""
         assert request not in self._joined_at
@@ -63,6 +67,10 @@ class DecodeSet:
         del self._joined_at[request]
         return progress
 
+    def filling(self) -> Iterable[Request]:
+        """Give the members whose last blocks the next step fills."""
+        return self._full_at.get(self.num_steps + 1, ())
+
     def advance(self) -> tuple[KeysView[Request], KeysView[Request]]:
         """Complete a step: each member consumed and emitted one token.
 
@@ -79,13 +87,8 @@ class DecodeSet:
             self._full_at[later] = full
         return full.keys(), ended.keys()
 
-    def skip_step(self) -> None:
-        """Complete a step in which the decode set is empty."""
-        assert not self._joined_at
-        self.num_steps += 1
-
     def _next_full(self, request: Request) -> int:
-        computed = request.num_computed_tokens + self.progress(request)
+        computed = self.computed_tokens(request)
         return self.num_steps + self._block_size - computed % self._block_size
 
     def _end(self, request: Request) -> int:

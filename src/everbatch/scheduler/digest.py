@@ -32,6 +32,7 @@ def state_digest(scheduler: Scheduler) -> str:
 
 
 def _request_facts(scheduler: Scheduler, request: Request) -> tuple[object, ...]:
+    state = scheduler.state
     computed, outputs = scheduler.progress(request)
     return (
         request.id,
@@ -47,4 +48,5 @@ def _request_facts(scheduler: Scheduler, request: Request) -> tuple[object, ...]
         max(computed, request.max_computed_tokens),
         request.num_recomputed_tokens,
         request.num_preemptions,
+        state.decodes.num_steps if request in state.decodes else request.last_served_step,
     )

@@ -26,6 +26,13 @@ class DraftChunk:
     start: int
     count: int
     completes: bool
+    emits: bool
+    """Whether its last row samples: it completes a prompt, not a rebuild."""
+
+    @classmethod
+    def of(cls, request: Request, start: int, count: int) -> "DraftChunk":
+        completes = start + count == request.prefill_target
+        return cls(start, count, completes, emits=completes and not request.is_rebuilding)
 
 
 @dataclass(slots=True)
@@ -71,6 +78,7 @@ class Planner:
             if request.chain is not None:
                 self._register_filled(draft, request)
         self._plan_admissions(draft)
+        self._read_filling(draft)
         return draft
 
     def holders(self, victims: Iterable[Request] = ()) -> list[Request]:
@@ -89,7 +97,8 @@ class Planner:
             joining = self._rotate(draft)
         draft.joined = dict.fromkeys(joining)
         draft.num_decodes = len(state.decodes) - len(draft.left) + len(draft.joined)
-        needing = [request for request in state.due if request not in draft.left]
+        # Whoever was aborted or preempted since the last step is still in `due`.
+        needing = [r for r in state.due if r in state.decodes and r not in draft.left]
         needing += [request for request in draft.joined if self._is_full(request)]
         if not needing:
             return
@@ -147,19 +156,23 @@ class Planner:
         needed = chunk_blocks(start, count, num_held, self._config.block_size)
         blocks = self._take_blocks(draft, request, needed)
         if blocks is not None:
-            draft.chunks[request] = DraftChunk(start, count, completes=count == remaining)
+            draft.chunks[request] = DraftChunk.of(request, start, count)
             draft.new_blocks[request] = blocks
             draft.num_chunk_tokens += count
         elif request not in draft.victims:
             self._defer_for_blocks(draft, request, needed)
 
     def _plan_admissions(self, draft: Draft) -> None:
-        """Admit from the queue until its head does not fit."""
+        """Admit from the queue until its head does not fit; nobody in a step that preempts."""
         if draft.victims:
-            head = self._state.waiting.peek()
-            if head is not None:
-                draft.deferred[head] = Deferral(DeferReason.COOLDOWN, 0, 0)
             return
+        for request in self._state.prefilling:
+            if request in draft.deferred:
+                # Who has begun is not overtaken, though the head may need fewer blocks.
+                head = self._state.waiting.peek()
+                if head is not None:
+                    draft.deferred[head] = draft.deferred[request]
+                return
         draft.num_promised_blocks = sum(
             self._still_needed(draft, request) for request in self._state.prefilling
         )
@@ -194,7 +207,7 @@ class Planner:
         blocks = self._pool.allocate(needed)
         assert blocks is not None
         draft.hits[request] = hits
-        draft.chunks[request] = DraftChunk(start, count, completes=count == remaining)
+        draft.chunks[request] = DraftChunk.of(request, start, count)
         draft.new_blocks[request] = blocks
         draft.num_chunk_tokens += count
         draft.num_promised_blocks += self._still_needed(draft, request)
@@ -240,6 +253,19 @@ class Planner:
         if num_known < num_blocks:
             start, stop = num_known * block_size, num_blocks * block_size
             chain.extend(self._tokens.read(request.id, request.payload, start, stop))
+
+    def _read_filling(self, draft: Draft) -> None:
+        """Read the blocks that this step's decodes fill: `Scheduler.apply` then reads no tokens.
+
+        So a token store that fails does so while the step can still be rolled back.
+        """
+        if not self._config.enable_prefix_caching:
+            return
+        decodes, block_size = self._state.decodes, self._config.block_size
+        for request in (*decodes.filling(), *draft.joined):
+            num_after = decodes.computed_tokens(request) + 1
+            if num_after % block_size == 0:
+                self.read_blocks(request, num_after // block_size)
 
     def _register_filled(self, draft: Draft, request: Request) -> None:
         """Index the blocks that a planned chunk fills: later requests of the plan can read them.

@@ -38,9 +38,11 @@ class DeferralLog:
     def report(self, draft: Draft, step: int, now_ns: int) -> None:
         """Log whom a plan left without a token, where the reason is not the last one logged."""
         for request, deferral in draft.deferred.items():
-            if request not in draft.victims:
-                self._defer(request, deferral, step, now_ns)
+            self._defer(request, deferral, step, now_ns)
         head = self._waiting.peek()
+        if draft.victims and head is not None:
+            # Nobody is admitted in a step that preempted; the head may be a victim itself.
+            self._defer(head, Deferral(DeferReason.COOLDOWN, 0, 0), step, now_ns)
         if not self._newcomers and head is self._head:
             return
         behind = Deferral(DeferReason.BEHIND_HEAD, 0, 0)

@@ -99,6 +99,8 @@ class Scheduler:
     def schedule(self, now_ns: int) -> StepPlan | NothingToRun:
         """Plan the next step. The plan must be applied or rolled back before the next call."""
         assert self._plan is None, "the plan before was neither applied nor rolled back"
+        # Those that came while a plan ran that was rolled back: this is their boundary.
+        self._run_aborts(None, now_ns)
         self.state.pool.begin()
         try:
             draft = self._planner.plan()
@@ -107,7 +109,7 @@ class Scheduler:
             raise
         if draft.num_tokens == 0:
             self.state.pool.rollback()
-            return self._nothing_to_run(draft, now_ns)
+            return self._nothing_to_run(now_ns)
         self._draft = draft
         self._plan = self._write_plan(draft, now_ns)
         return self._plan
@@ -115,7 +117,7 @@ class Scheduler:
     def rollback(self, plan: StepPlan) -> None:
         """Forget the plan: the scheduler's state is, to the byte, what it was before `schedule`.
 
-        Aborts that came meanwhile stay and take effect with the next `apply` or `fail_step`.
+        Aborts that came meanwhile stay and take effect before the next plan.
         """
         assert plan is self._plan
         self.state.pool.rollback()
@@ -201,19 +203,16 @@ class Scheduler:
                 plan.appended.append((_slot(request), blocks[0]))
         for request, chunk in draft.chunks.items():
             slot = slot_of[request] if request in draft.hits else _slot(request)
-            emits = chunk.completes and not request.is_rebuilding
             taken = tuple(draft.new_blocks[request])
-            plan.chunks.append(PrefillChunk(slot, chunk.start, chunk.count, taken, emits))
+            plan.chunks.append(PrefillChunk(slot, chunk.start, chunk.count, taken, chunk.emits))
         return plan
 
-    def _nothing_to_run(self, draft: Draft, now_ns: int) -> NothingToRun:
+    def _nothing_to_run(self, now_ns: int) -> NothingToRun:
         """Let one holder yield if that can help: the next call plans anew."""
         step = self.state.decodes.num_steps + 1
-        self.deferrals.report(draft, step, now_ns)
         victim = choose_victim(self._planner.holders())
         if victim is None:
-            stuck = self.state.num_running == 0 and len(self.state.waiting) > 0
-            check(not stuck, "requests wait, nobody runs, and none can be admitted")
+            check(not self.state.requests, "requests live, none can run and nobody can yield")
             return NothingToRun(None)
         table = victim.block_table
         self.state.pool.release(table)
@@ -291,16 +290,15 @@ class Scheduler:
             self.deferrals.note_served(request)
             if not chunk.completes:
                 continue
-            emitted = not request.is_rebuilding
-            request.num_output_tokens += int(emitted)
+            request.num_output_tokens += int(chunk.emits)
             request.last_served_step = plan.step
-            if emitted and request.num_output_tokens == request.max_tokens:
+            if chunk.emits and request.num_output_tokens == request.max_tokens:
                 ended.append(request)
                 continue
             del self.state.prefilling[request]
             request.move_to(RequestStatus.DECODE)
             self.state.idle_decodes[request] = None
-            self._events.append(Decoding(now_ns, plan.step, request.id, emitted))
+            self._events.append(Decoding(now_ns, plan.step, request.id, chunk.emits))
         return ended
 
     def _finish_step(
@@ -315,6 +313,9 @@ class Scheduler:
         num_dropped = self._run_aborts(draft, now_ns)
         for slot, _message in outcome.failed:
             request = state.slots[slot]
+            if request is not None:
+                # Whatever made the row fail may stand in its cache: nobody else may hit it.
+                state.pool.forget_content(request.block_table)
             num_dropped += self._drop_and_retire(request, draft, FinishReason.ERROR, now_ns)
         for slot in outcome.stopped:
             self._retire(state.slots[slot], FinishReason.STOP, now_ns)
@@ -341,7 +342,7 @@ class Scheduler:
         if request is None or request.status is RequestStatus.FINISHED:
             return 0
         chunk = draft.chunks.get(request) if draft is not None else None
-        emitted_first = chunk is not None and chunk.completes and request.num_output_tokens == 1
+        emitted_first = chunk is not None and chunk.emits
         num_dropped = 0
         if draft is not None and (request in self.state.decodes or emitted_first):
             self._settle(request)

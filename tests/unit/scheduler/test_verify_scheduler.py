@@ -1,0 +1,79 @@
+"""The scheduler's verifiers notice what they are there for."""
+
+import pytest
+from builders import World, client, make_config
+
+from everbatch.base.errors import InvariantViolation
+from everbatch.scheduler.verify import verify_plan, verify_scheduler
+
+
+def running():
+    """A world with a decode, a prompt that has begun and a request that waits."""
+    clients = [client("a", 4, 9), client("b", 40, 9), client("c", 4, 9)]
+    world = World(make_config(max_num_batched_tokens=16, max_num_seqs=2), clients)
+    world.arrive()
+    world.step()
+    return world.engine.scheduler
+
+
+def corrupted(change):
+    scheduler = running()
+    requests = scheduler.state.requests
+    change(scheduler.state, requests["a"], requests["b"], requests["c"])
+    return scheduler
+
+
+def test_a_sound_state_passes():
+    verify_scheduler(running())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state, a, b, c: a.block_table.pop(),
+        lambda state, a, b, c: state.pool.allocate(1),
+        lambda state, a, b, c: state.waiting.remove(c),
+        lambda state, a, b, c: state.prefilling.update({a: None}),
+        lambda state, a, b, c: state.waiting.push(b),
+        lambda state, a, b, c: state.slots.__setitem__(0, None),
+        lambda state, a, b, c: setattr(c, "slot", 1),
+        lambda state, a, b, c: setattr(a, "num_output_tokens", 9),
+        lambda state, a, b, c: setattr(a, "num_computed_tokens", 3),
+        lambda state, a, b, c: setattr(b, "num_computed_tokens", 40),
+        lambda state, a, b, c: state.free_slots.append(1),
+    ],
+)
+def test_each_corruption_is_seen(change):
+    with pytest.raises(InvariantViolation):
+        verify_scheduler(corrupted(change))
+
+
+def test_a_sound_plan_passes():
+    scheduler = running()
+    verify_plan(scheduler, scheduler.schedule(1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: setattr(plan, "num_tokens", plan.num_tokens + 1),
+        lambda plan: setattr(plan, "num_decodes", plan.num_decodes + 1),
+        lambda plan: plan.chunks.append(plan.chunks[0]),
+        lambda plan: plan.joined.clear(),
+        lambda plan: plan.joined.append(plan.chunks[0].slot),
+    ],
+)
+def test_each_broken_plan_is_seen(change):
+    scheduler = running()
+    plan = scheduler.schedule(1)
+    change(plan)
+
+    with pytest.raises(InvariantViolation):
+        verify_plan(scheduler, plan)
+
+
+def test_the_facts_are_told():
+    scheduler = corrupted(lambda state, a, b, c: state.pool.allocate(1))
+
+    with pytest.raises(InvariantViolation, match="ref_count=1, tables=0"):
+        verify_scheduler(scheduler)

@@ -1,0 +1,99 @@
+"""The queue: arrival order whatever the order of coming, removal from anywhere."""
+
+import pytest
+
+from everbatch.scheduler.queue import WaitingQueue
+from everbatch.scheduler.request import Request
+
+
+def request(arrival_number):
+    # Ids run against the arrival order: they must not matter.
+    return Request(f"r{99 - arrival_number}", arrival_number, 0, 1, 1)
+
+
+def filled(*arrival_numbers):
+    queue = WaitingQueue()
+    requests = {number: request(number) for number in arrival_numbers}
+    for one in requests.values():
+        queue.push(one)
+    return queue, requests
+
+
+def numbers(queue):
+    return [one.arrival_number for one in queue]
+
+
+def test_an_empty_queue_has_no_head():
+    queue = WaitingQueue()
+
+    assert queue.peek() is None
+    assert len(queue) == 0
+    assert numbers(queue) == []
+
+
+def test_order_is_that_of_arrival():
+    queue, _ = filled(3, 1, 4, 0, 2)
+
+    assert numbers(queue) == [0, 1, 2, 3, 4]
+    assert queue.peek().arrival_number == 0
+
+
+@pytest.mark.parametrize("gone", [0, 2, 4])
+def test_requests_leave_from_anywhere(gone):
+    queue, requests = filled(0, 1, 2, 3, 4)
+    queue.remove(requests[gone])
+
+    assert numbers(queue) == [n for n in range(5) if n != gone]
+    assert requests[gone] not in queue
+    assert len(queue) == 4
+
+
+def test_a_victim_comes_back_before_those_who_arrived_later():
+    queue, requests = filled(0, 1, 2, 3)
+    queue.remove(requests[0])
+    queue.remove(requests[1])
+    queue.push(requests[1])
+
+    assert numbers(queue) == [1, 2, 3]
+    assert queue.peek() is requests[1]
+
+
+def test_who_left_and_came_back_stands_there_once():
+    queue, requests = filled(0, 1, 2)
+    for _ in range(3):
+        queue.remove(requests[1])
+        queue.push(requests[1])
+
+    assert numbers(queue) == [0, 1, 2]
+
+
+def test_heads_removed_one_by_one_leave_the_rest_in_order():
+    queue, requests = filled(*range(20))
+    for number in range(20):
+        assert queue.peek() is requests[number]
+        queue.remove(requests[number])
+
+    assert queue.peek() is None
+
+
+def test_the_middle_removed_first_is_skipped_when_the_head_goes():
+    queue, requests = filled(*range(8))
+    for number in (3, 1, 2, 6, 0):
+        queue.remove(requests[number])
+
+    assert queue.peek() is requests[4]
+    assert numbers(queue) == [4, 5, 7]
+
+
+def test_nobody_waits_twice():
+    queue, requests = filled(0)
+
+    with pytest.raises(AssertionError):
+        queue.push(requests[0])
+
+
+def test_who_does_not_wait_cannot_be_removed():
+    queue, _ = filled(0)
+
+    with pytest.raises(KeyError):
+        queue.remove(request(1))
