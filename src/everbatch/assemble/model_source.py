@@ -40,13 +40,14 @@ def resolve_model(
     """Find `model`, downloading it if need be; `cache_dir` is where the default model is kept.
     Raises ModelLoadError that says what to do."""
     tell = progress or _silence
-    if model is not None:
+    if model:
         path = Path(model).expanduser()
         if path.exists():
             return ModelPath(_checked_local(path), model)
     if model is None or model == DEFAULT_MODEL_NAME:
         return ModelPath(fetch_default_model(cache_dir, tell), DEFAULT_MODEL_NAME)
-    if model.startswith(("/", "./", "../", "~")):
+    is_file = model.endswith(".gguf") and ":" not in model
+    if is_file or model.startswith(("/", "./", "../", "~")):
         raise ModelLoadError(f"there is no file or directory {model}")
     match = _HUB_NAME.fullmatch(model)
     if match is None:
