@@ -6,6 +6,7 @@ here: where in a template the payments stand (template_syntax.py). Used by templ
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ _FILTERS_WITH_WIDTH = ("batch", "indent", "round", "slice", "tojson", "truncate"
 # A width or a precision of 1,000 or more, or one that an argument gives.
 _WIDE_FORMAT = re.compile(r"%(\(.*\))?[#0\- +]*(\*|\d{4}|\d*\.(\*|\d{4}))", re.DOTALL)
 # The views by their own types: an abstract class costs ten times as much to ask.
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type[Collection[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS = (dict, list, tuple, set, frozenset, *_VIEWS)
 _SIZED = (*_CONTAINERS, range)
 
@@ -67,7 +68,7 @@ class Meter:
                 f"it makes a text of {num_chars:,} characters, the limit is {MAX_TEXT_CHARS:,}"
             )
 
-    def spend_shallow(self, value: object) -> None:
+    def spend_shallow(self, value: Any) -> None:
         """Pay for one pass over a value that does not look into its items."""
         if isinstance(value, str | bytes):
             self.spend_text(len(value))
@@ -76,7 +77,7 @@ class Meter:
         else:
             self.spend(1)
 
-    def spend_deep(self, value: object) -> "Size":
+    def spend_deep(self, value: Any) -> "Size":
         """Pay for a value down to its leaves, and measure it. The same list held twice is paid
         twice, as whoever prints or compares it also sees it twice."""
         size = Size()

@@ -31,7 +31,7 @@ CHUNKS = st.sampled_from(
 TEXT = st.lists(
     st.one_of(
         CHUNKS,
-        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=5),
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<▁"), max_size=5),
     ),
     max_size=10,
 ).map("".join)
@@ -85,7 +85,9 @@ def test_stream_holds_back_nothing_but_the_unfinished_character(vocabulary, data
     for count, token_id in enumerate(ids, start=1):
         shown += detokenizer.push(token_id)
         so_far = tokenizer.decode(ids[:count], at_start=False)
-        assert so_far in (shown, shown + "\ufffd")
+        # One mark for the unfinished character; two for ED A0 to ED BF, half of an encoded
+        # surrogate, which CPython's decoder judges only with the byte after it.
+        assert so_far in (shown, shown + "\ufffd", shown + "\ufffd\ufffd")
 
 
 def test_emoji_over_four_tokens_appears_with_the_last():

@@ -20,8 +20,8 @@ from everbatch.base.errors import InvalidRequest
 from everbatch.tokenizer.gguf_vocab import parts_from_gguf
 from everbatch.tokenizer.tokenizer import Tokenizer
 
-# Without "<", so that hypothesis does not write special tokens.
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=40)
+# Without "<", so that no special token is written out, and "▁", which comes back as a space.
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<▁"), max_size=40)
 VOCABULARIES = {"byte level": byte_level, "sentence piece": sentence_piece}
 each_vocabulary = pytest.mark.parametrize("vocabulary", VOCABULARIES.values(), ids=VOCABULARIES)
 
