@@ -23,14 +23,16 @@ MAX_WIDTH = 1_000
 CHARS_PER_STEP = 64
 ITEMS_PER_STEP = 8
 STEPS_PER_CALL = 4
+STRIPPED_PER_STEP = 1_024
 
 _FILTERS_WITH_WIDTH = ("batch", "indent", "round", "slice", "tojson", "truncate")
-# A width or a precision of 1,000 or more, or one that an argument gives.
-_WIDE_FORMAT = re.compile(r"%(\(.*\))?[#0\- +]*(\*|\d{4}|\d*\.(\*|\d{4}))", re.DOTALL)
+# A width or a precision of 1,000 or more, or one that an argument gives. It also takes a number
+# after a space for one: exact rules need backtracking, which a hostile format makes quadratic.
+_WIDE_FORMAT = re.compile(r"[%)#\- +.](\d{4}|\*)")
 # The views by their own types: an abstract class costs ten times as much to ask.
 _VIEWS: tuple[type[Collection[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
-_CONTAINERS = (dict, list, tuple, set, frozenset, *_VIEWS)
-_SIZED = (*_CONTAINERS, range)
+_CONTAINERS: tuple[type[Collection[Any]], ...] = (dict, list, tuple, set, frozenset, *_VIEWS)
+_SIZED: tuple[type[Collection[Any]], ...] = (*_CONTAINERS, range)
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class Meter:
         elif isinstance(value, _SIZED):
             self.spend(1 + len(value) // ITEMS_PER_STEP)
         else:
+            if isinstance(value, int):
+                check_integer(value.bit_length())
             self.spend(1)
 
     def spend_deep(self, value: Any) -> "Size":
@@ -129,6 +133,8 @@ def _pay_deep_filter(
         meter.spend_text(size.chars + (size.items + 1) * extra)
     elif name == "replace":
         meter.spend_text(_replaced(str(value), args))
+    elif name == "trim":
+        _pay_strip(meter, str(value), args)
     elif name == "indent":
         lines = 1 + str(value).count("\n")
         meter.spend_text(size.chars + lines * max(4, _widest(name, args)))
@@ -162,6 +168,12 @@ def _replaced(text: str, args: tuple[Any, ...]) -> int:
     return len(text) + text.count(old) * len(new)
 
 
+def _pay_strip(meter: Meter, text: str, args: tuple[Any, ...]) -> None:
+    """Each character at the ends is looked up in the set of those to strip, one by one."""
+    strips = sum(len(arg) for arg in args if isinstance(arg, str))
+    meter.spend(len(text) * strips // STRIPPED_PER_STEP)
+
+
 def pay_text_method(meter: Meter, text: str, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Pay for a method of a string; its arguments, as a list where they could be used up."""
     meter.spend_text(len(text))
@@ -171,6 +183,8 @@ def pay_text_method(meter: Meter, text: str, name: str, args: tuple[Any, ...]) -
         items = list(args[0])
         meter.spend_text(meter.spend_deep(items).chars + len(items) * len(text))
         return (items, *args[1:])
+    elif name in ("strip", "lstrip", "rstrip"):
+        _pay_strip(meter, text, args)
     elif name in ("split", "rsplit", "splitlines"):
         meter.spend(len(text) // ITEMS_PER_STEP)
     return args
@@ -202,5 +216,10 @@ def _check_integers(operator: str, left: int, right: int) -> None:
         bits = left.bit_length() + right.bit_length()
     elif operator == "**":
         bits = left.bit_length() * max(right, 1)
-    if bits > MAX_INTEGER_BITS:
+    check_integer(bits)
+
+
+def check_integer(num_bits: int) -> None:
+    """Refuse an integer that is too long: arithmetic takes time by its length and more."""
+    if num_bits > MAX_INTEGER_BITS:
         raise SecurityError(f"it computes an integer of more than {MAX_INTEGER_BITS:,} bits")

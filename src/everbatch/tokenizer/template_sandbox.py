@@ -10,7 +10,7 @@ it is done:
 
     loop rounds, calls, macros       instrumented in the syntax tree, so recursion pays too
     literals, comparisons, ~, slices by the size of the operands, walked to the leaves
-    + * ** %                         sizes are checked before the operation
+    + - * ** // %                    sizes are checked before the operation
     filters                          allow-list; by size of the value, results again by theirs
     output                           every piece, so {% set %} blocks pay as well
 
@@ -67,7 +67,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     code_generator_class = MeteredCodeGenerator
     context_class = MeteredContext
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "**", "%", "//"))
 
     def __init__(self) -> None:
         # Constants are not folded, for that runs filters before there is a meter.

@@ -40,6 +40,10 @@ ENDLESS = {
     "{% for i in range(99999) %}{{ 1 if s == t }}{% endfor %}",
     "searching long texts": "{% set s = 'a' * 3900000 %}"
     "{% for i in range(99999) %}{{ 1 if 'b' in s }}{% endfor %}",
+    "stripping many characters": "{% set s = 'a' * 3900000 %}{% set t = 'b' * 3900000 ~ 'a' %}"
+    "{{ s.strip(t) }}",
+    "trimming many characters": "{% set s = 'a' * 3900000 %}{% set t = 'b' * 3900000 ~ 'a' %}"
+    "{{ s|trim(t) }}",
     "splitting long texts": "{% set s = 'a ' * 1900000 %}"
     "{% for i in range(99999) %}{% set x = s.split() %}{% endfor %}",
     "constant text in a loop": "{% set n = namespace() %}{% for i in range(99999) %}{% set n.x %}"
@@ -84,6 +88,8 @@ WIDE = {
     "filter slice": ("{{ [1]|slice(10**9)|list }}", "slice"),
     "int.to_bytes": ("{{ (1).to_bytes(10**9, 'big') }}", "to_bytes"),
     "integers squared": (grow("{% set n.x = n.x * n.x %}", "3"), "bits"),
+    "integer from hexadecimal": ("{{ ('f' * 2000000)|int(0, 16) // 3 }}", "bits"),
+    "format that makes a search quadratic": ("{{ ('%(' * 1000000) % 1 }}", "fails"),
     "powers": ("{{ 10 ** (10 ** 10) }}", "bits"),
     "sum of lists": ("{{ [[1]]|sum(start=[]) }}", "sums"),
     "lipsum": ("{{ lipsum(10**6) }}", "lipsum"),
