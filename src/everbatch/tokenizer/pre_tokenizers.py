@@ -4,9 +4,12 @@ Belongs here: the table of names, and building the splitter. A GGUF file holds t
 only a name for the rules that cut text into words first; wrong rules give wrong ids without an
 error, so an unknown name is refused. Used by gguf_vocab.py.
 
-The rules are those of the tokenizer.json that each name was made from, where known: they keep NFC
-and case-insensitive contractions, which llama.cpp's adaptations drop. Names: llama.cpp,
-llama-vocab.cpp, llama_vocab::impl::load. Not covered: names that only architectures use which
+Names and rules: llama.cpp, llama-vocab.cpp, llama_vocab::impl::load. Where it quotes the expression
+of the original tokenizer.json beside its own adaptation, the original stands here. Compared with
+the original files on varied text: llama-bpe and qwen2. NFC comes from qwen2's file and is taken to
+hold for the names that share or extend its expression; tekken, gpt-4o and default were not
+compared.
+Not covered: names that only architectures use which
 everbatch does not run.
 """
 

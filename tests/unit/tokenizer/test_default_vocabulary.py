@@ -1,8 +1,9 @@
-"""The default model's own vocabulary, against ids that its original rules give.
+"""The default model's own vocabulary, against ids made without everbatch.
 
-The expected ids were made with the tokenizers library and the rules of SmolLM2's tokenizer.json
-(Digits one by one, then ByteLevel with GPT-2's expression), not with everbatch. transformers 5
-reads the GGUF file without the digit rule and gives other ids for digits after two spaces.
+The expected ids come from the tokenizers library with the file's tokens and merges, and the rules
+that llama.cpp has for "smollm" (llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM): digits one by one,
+then GPT-2's expression. transformers 5 reads the GGUF file without the digit rule and gives other
+ids, for example for digits after two spaces.
 """
 
 from functools import cache
@@ -123,7 +124,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_ids_are_those_of_the_original_rules(text):
+def test_ids_are_those_of_the_rules_for_smollm(text):
     assert CASES[text] == tokenizer().encode(text)
     assert text == tokenizer().decode(CASES[text], skip_special_tokens=False)
 

@@ -149,8 +149,8 @@ def test_words_of_each_family(pre, words):
 
 
 @given(text=TEXT)
-def test_smollm_splits_as_its_tokenizer_json_does(text):
-    # SmolLM2's tokenizer.json: Digits, then ByteLevel with GPT-2's own expression.
+def test_smollm_splits_digits_one_by_one_and_then_as_gpt2(text):
+    # The library's own pre-tokenizers, in place of the expression that everbatch writes out.
     original = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
