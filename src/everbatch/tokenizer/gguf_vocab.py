@@ -175,7 +175,7 @@ def _sentence_piece(keys: _Keys) -> tuple[Backend, bool]:
     )
     add_prefix = keys.flag("add_space_prefix", default=True)
     # The prefix comes after every special token and not only at the start, as in llama.cpp,
-    # llama_vocab::impl::tokenize: a GGUF file does not say which of the two its model was trained with.
+    # llama_vocab::impl::tokenize: a GGUF file does not say which of the two its model learnt.
     prefix = [normalizers.Prepend(SPACE_MARK)] if add_prefix else []
     backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE_MARK)])
     backend.decoder = decoders.Sequence(
