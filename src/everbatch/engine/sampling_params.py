@@ -5,7 +5,7 @@ Belongs here: the values and their limits. Not here: choosing (kernels), finding
 executor.
 """
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everbatch.base.errors import InvalidRequest
@@ -15,17 +15,22 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1_000
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1_024
-MAX_SEED = 2**64 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+_MAX_SHOWN_CHARACTERS = 80
+_MAX_SHOWN_BITS = 128
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplingParams:
     """Sampling options of one request; raises InvalidRequest, naming the field, when out of range.
 
-    temperature 0 is greedy. top_k 0 and top_p 1 are off. seed None draws from the engine's seed.
-    max_tokens None means what max_model_len and the pool leave. logit_bias adds to logits, by
-    token id. The penalties follow OpenAI (presence, frequency: outputs only) and the CTRL paper
-    (repetition: prompt and outputs).
+    temperature 0 is greedy. top_k 0 (or -1, as in vLLM) and top_p 1 are off. seed None draws from
+    the engine's seed. max_tokens None means what max_model_len and the pool leave. logit_bias adds
+    to logits, by token id. The penalties follow OpenAI (presence, frequency: outputs only) and the
+    CTRL paper (repetition: prompt and outputs).
+
+    Given in the ways that vLLM and OpenAI know, kept in one: `stop` may be one string, lists are
+    kept as tuples, a logit_bias mapping as pairs, None as nothing.
     """
 
     temperature: float = 1.0
@@ -47,6 +52,11 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        if self.top_k == -1 and not isinstance(self.top_k, bool):
+            self.top_k = 0
+        self.stop = _stops(self.stop)
+        self.stop_token_ids = _stop_ids(self.stop_token_ids)
+        self.logit_bias = _biases(self.logit_bias)
         _number(self.temperature, "temperature", 0.0, 2.0)
         _number(self.top_p, "top_p", 0.0, 1.0, above_low=True)
         _whole(self.top_k, "top_k", 0, 2**31 - 1)
@@ -55,7 +65,7 @@ class SamplingParams:
         _number(self.frequency_penalty, "frequency_penalty", -2.0, 2.0)
         _number(self.repetition_penalty, "repetition_penalty", 0.0, 2.0, above_low=True)
         if self.seed is not None:
-            _whole(self.seed, "seed", -(2**63), MAX_SEED)
+            _whole(self.seed, "seed", MIN_SEED, MAX_SEED)
         if self.max_tokens is not None:
             _whole(self.max_tokens, "max_tokens", 1, 2**31 - 1)
         _whole(self.min_tokens, "min_tokens", 0, 2**31 - 1)
@@ -67,61 +77,105 @@ class SamplingParams:
             )
         if self.logprobs is not None:
             _whole(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
-        _stops(self.stop)
-        _stop_ids(self.stop_token_ids)
-        _biases(self.logit_bias)
+        _flag(self.ignore_eos, "ignore_eos")
+        _flag(self.include_stop_str_in_output, "include_stop_str_in_output")
+        _flag(self.skip_special_tokens, "skip_special_tokens")
 
 
 def _number(value: object, name: str, low: float, high: float, *, above_low: bool = False) -> None:
-    """Check a finite number in [low, high], or in (low, high] with `above_low`."""
+    """Check a number in [low, high], or in (low, high] with `above_low`; NaN is in neither."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{name} must be a number, not {value!r}", name)
-    inside = math.isfinite(value) and low <= value <= high and not (above_low and value == low)
-    if not inside:
+        raise InvalidRequest(f"{name} must be a number, not {_shown(value)}", name)
+    if not low <= value <= high or (above_low and value == low):
         left = "(" if above_low else "["
-        raise InvalidRequest(f"{name} must lie in {left}{low:g}, {high:g}], got {value!r}", name)
+        raise InvalidRequest(
+            f"{name} must lie in {left}{low:g}, {high:g}], got {_shown(value)}", name
+        )
 
 
 def _whole(value: object, name: str, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be an integer, not {value!r}", name)
+        raise InvalidRequest(f"{name} must be an integer, not {_shown(value)}", name)
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} must lie in [{low}, {high}], got {value}", name)
+        raise InvalidRequest(f"{name} must lie in [{low}, {high}], got {_shown(value)}", name)
 
 
-def _stops(stops: tuple[str, ...]) -> None:
-    if len(stops) > MAX_STOP_STRINGS:
-        raise InvalidRequest(
-            f"stop has {len(stops)} strings, at most {MAX_STOP_STRINGS} are allowed", "stop"
-        )
+def _flag(value: object, name: str) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false, not {_shown(value)}", name)
+
+
+def _stops(given: object) -> tuple[str, ...]:
+    stops = _listed((given,) if isinstance(given, str) else given, "stop", "strings")
+    _check_count(len(stops), "stop", "strings", MAX_STOP_STRINGS)
+    checked = []
     for text in stops:
         if not isinstance(text, str) or not text:
-            raise InvalidRequest(f"stop must hold non-empty strings, not {text!r}", "stop")
+            raise InvalidRequest(f"stop must hold non-empty strings, not {_shown(text)}", "stop")
         if len(text) > MAX_STOP_STRING_LENGTH:
             raise InvalidRequest(
                 f"a stop string has {len(text)} characters, at most {MAX_STOP_STRING_LENGTH} "
                 "are allowed",
                 "stop",
             )
+        checked.append(text)
+    return tuple(checked)
 
 
-def _stop_ids(token_ids: tuple[int, ...]) -> None:
-    if len(token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest(
-            f"stop_token_ids has {len(token_ids)} entries, at most {MAX_STOP_TOKEN_IDS} "
-            "are allowed",
-            "stop_token_ids",
-        )
+def _stop_ids(given: object) -> tuple[int, ...]:
+    token_ids = _listed(given, "stop_token_ids", "token ids")
+    _check_count(len(token_ids), "stop_token_ids", "entries", MAX_STOP_TOKEN_IDS)
     for token_id in token_ids:
         _whole(token_id, "stop_token_ids", 0, 2**31 - 1)
+    return token_ids  # type: ignore[return-value]
 
 
-def _biases(biases: tuple[tuple[int, float], ...]) -> None:
-    if len(biases) > MAX_LOGIT_BIAS:
-        raise InvalidRequest(
-            f"logit_bias has {len(biases)} entries, at most {MAX_LOGIT_BIAS} are allowed",
-            "logit_bias",
-        )
-    for token_id, bias in biases:
+def _biases(given: object) -> tuple[tuple[int, float], ...]:
+    pairs = tuple(given.items()) if isinstance(given, Mapping) else given
+    listed = _listed(pairs, "logit_bias", "pairs, or a mapping, of token id and bias")
+    _check_count(len(listed), "logit_bias", "entries", MAX_LOGIT_BIAS)
+    checked: dict[int, float] = {}
+    for pair in listed:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise InvalidRequest(
+                f"logit_bias must hold pairs of token id and bias, not {_shown(pair)}", "logit_bias"
+            )
+        token_id, bias = _token_id_of(pair[0]), pair[1]
         _whole(token_id, "logit_bias", 0, 2**31 - 1)
         _number(bias, "logit_bias", -100.0, 100.0)
+        if token_id in checked:
+            raise InvalidRequest(f"logit_bias has the token id {token_id} twice", "logit_bias")
+        checked[token_id] = bias
+    return tuple(checked.items())
+
+
+def _token_id_of(key: object) -> int:
+    """Read a key; JSON can write token ids as strings only."""
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= len(str(2**31)):
+        return int(key)
+    return key  # type: ignore[return-value]
+
+
+def _listed(given: object, name: str, of_what: str) -> tuple[object, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple):
+        raise InvalidRequest(f"{name} must be a list of {of_what}, not {_shown(given)}", name)
+    return tuple(given)
+
+
+def _check_count(count: int, name: str, of_what: str, limit: int) -> None:
+    if count > limit:
+        raise InvalidRequest(f"{name} has {count} {of_what}, at most {limit} are allowed", name)
+
+
+def _shown(value: object) -> str:
+    """Give a value as it can stand in a message, whatever its size."""
+    if isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS:
+        return f"an integer of {value.bit_length():,} bits"
+    if isinstance(value, str):
+        shown = repr(value[:_MAX_SHOWN_CHARACTERS])
+        return shown if len(value) <= _MAX_SHOWN_CHARACTERS else f"{shown}…"
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
