@@ -1,0 +1,175 @@
+"""The whole core under any order of arrivals, aborts, failures and rollbacks.
+
+Each call of the engine is verified by the World (scheduler after it, plan before it) and recounted
+from its events. At the end everybody has one final event and, unless it left or failed, the text
+it has alone.
+"""
+
+from functools import cache
+
+import pytest
+from builders import Client, World, alone
+from event_audit import Audit
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from strategies import FULL, QUICK, clients, configs
+
+from everbatch.base.errors import ExecutorError
+from everbatch.scheduler.digest import state_digest
+from everbatch.scheduler.plan import StepPlan
+from everbatch.scheduler.request import FinishReason
+
+MAX_CALLS_TO_END = 3_000
+
+
+@cache
+def lone_text(prompt: tuple[int, ...], output_tokens: int, max_tokens: int | None) -> list[int]:
+    return alone(Client("lone", prompt, output_tokens, max_tokens=max_tokens))
+
+
+class FailingStore:
+    """A token store that fails at its Nth read."""
+
+    def __init__(self, tokens, failing_read):
+        self._tokens = tokens
+        self._reads_left = failing_read
+
+    def read(self, request_id, payload, start, stop):
+        self._reads_left -= 1
+        if self._reads_left == 0:
+            raise ExecutorError("the token store was told to fail")
+        return self._tokens.read(request_id, payload, start, stop)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(config=configs())
+    def start(self, config):
+        self.clients = []
+        self.world = World(config, self.clients)
+        self.audit = Audit()
+
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def arrive(self, data, count):
+        for _ in range(count):
+            c = data.draw(clients(f"r{len(self.clients)}"))
+            self.clients.append(c)
+            self.world.executor.output_lengths[c.id] = c.output_tokens
+            self.world.add(c)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def leave(self, data):
+        """Somebody leaves at this boundary; it may have ended."""
+        c = data.draw(st.sampled_from(self.clients))
+        self.world.engine.abort(c.id)
+
+    @rule(count=st.integers(1, 4))
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def step_while_somebody_leaves(self, data):
+        for c in data.draw(st.lists(st.sampled_from(self.clients), min_size=1, max_size=3)):
+            c.abort_during = self.world.boundary + 1
+        self.step()
+
+    @rule(chance=st.integers(0, 3))
+    def step_that_fails(self, chance):
+        if chance == 0:
+            self.world.executor.failing_steps = frozenset({self.world.executor.num_steps + 1})
+        self.step()
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), output=st.integers(1, 6), chance=st.integers(0, 2))
+    def row_that_will_fail(self, data, output, chance):
+        if chance == 0:
+            c = data.draw(st.sampled_from(self.clients))
+            self.world.executor.failing_outputs[c.id] = output
+
+    @rule(failing_read=st.integers(1, 4))
+    def step_whose_token_store_fails(self, failing_read):
+        world = self.world
+        before = state_digest(world.engine.scheduler)
+        world.checker.store = FailingStore(world.executor.tokens, failing_read)
+        try:
+            self.step()
+        except ExecutorError:
+            assert state_digest(world.engine.scheduler) == before
+        world.checker.store = world.executor.tokens
+
+    @rule(data=st.data(), leaves=st.booleans())
+    def plan_and_roll_back(self, data, leaves):
+        scheduler = self.world.engine.scheduler
+        before = state_digest(scheduler)
+        plan = scheduler.schedule(self.world.clock.now_ns())
+        if not isinstance(plan, StepPlan):
+            return
+        if leaves and self.clients:
+            c = data.draw(st.sampled_from(self.clients))
+            self.world.engine.abort(c.id)
+        scheduler.rollback(plan)
+        assert state_digest(scheduler) == before
+        if leaves:
+            # Now is the boundary for whoever left.
+            self.step()
+
+    def step(self):
+        """One call, its events recounted."""
+        world = self.world
+        result = world.step()
+        self.audit.take(result.events)
+        stats = world.engine.stats()
+        assert stats.num_running <= world.config.max_num_seqs
+        assert stats.num_free_blocks + stats.num_cached_blocks <= stats.num_blocks
+        assert stats.num_running + stats.num_waiting == sum(
+            not ends for ends in world.ends.values()
+        )
+
+    def teardown(self):
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for _ in range(MAX_CALLS_TO_END):
+            if not world.engine.has_work:
+                break
+            self.step()
+        assert not world.engine.has_work, "somebody never ends"
+        for c in self.clients:
+            if c.id in world.texts:
+                self.check_end(c)
+        stats = world.engine.stats()
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+        assert stats.generation_tokens == sum(map(len, world.texts.values()))
+        self.audit.close(stats)
+
+    def check_end(self, c):
+        world = self.world
+        (reason,) = world.ends[c.id]
+        text = world.texts[c.id]
+        whole = lone_text(tuple(c.prompt), c.output_tokens, c.max_tokens)
+        if reason in (FinishReason.ABORT, FinishReason.ERROR):
+            assert text == whole[: len(text)]
+        else:
+            assert text == whole
+            stopped = c.max_tokens is None or c.output_tokens <= c.max_tokens
+            assert reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        end = self.audit.lives[c.id].end
+        assert end.output_tokens == len(text)
+
+
+class QuickEngineMachine(EngineMachine):
+    pass
+
+
+TestEngine = QuickEngineMachine.TestCase
+TestEngine.settings = QUICK
+
+
+class FullEngineMachine(EngineMachine):
+    pass
+
+
+TestEngineFull = pytest.mark.full(FullEngineMachine.TestCase)
+TestEngineFull.settings = FULL
