@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.sampling_params import SamplingParams
+from everbatch.engine.token_checks import check_min_tokens, check_sampling_ids, check_token_ids
 from everbatch.server import openapi
 from everbatch.server.answer import Answering, Prompt, answer_stream, answer_whole
 from everbatch.server.channel import Channel
@@ -33,7 +34,6 @@ from everbatch.server.protocol import (
 )
 from everbatch.server.served import Served
 from everbatch.server.settings import MAX_REQUEST_ID_LENGTH
-from everbatch.server.token_checks import check_min_tokens, check_sampling_ids, check_token_ids
 
 # Above it a text is encoded on another thread, so that the streams do not wait for it. 8 k
 # characters take about a millisecond, 4 MiB half a second.

@@ -1,24 +1,24 @@
 """Token ids and counts that only the model's sizes can judge.
 
 Belongs here: what SamplingParams cannot know. Not here: whether a request can ever run, which the
-engine says when it refuses it.
+engine says when it refuses it. Used by the server and the Python API.
 """
 
 from collections.abc import Sequence
 
+from everbatch.base.errors import InvalidRequest
 from everbatch.engine.sampling_params import SamplingParams
-from everbatch.server.errors import ApiError, bad_request
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raise ApiError for a prompt with ids that the model does not have."""
+    """Raise InvalidRequest for a prompt with ids that the model does not have."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         wrong = next(one for one in token_ids if not 0 <= one < vocab_size)
         raise _unknown_id("prompt", wrong, vocab_size)
 
 
 def check_sampling_ids(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raise ApiError for sampling options that name ids that the model does not have."""
+    """Raise InvalidRequest for sampling options that name ids that the model does not have."""
     for token_id, _ in sampling.logit_bias:
         if token_id >= vocab_size:
             raise _unknown_id("logit_bias", token_id, vocab_size)
@@ -28,22 +28,20 @@ def check_sampling_ids(sampling: SamplingParams, vocab_size: int) -> None:
 
 
 def check_min_tokens(sampling: SamplingParams, num_left: int) -> None:
-    """Raise ApiError if min_tokens cannot be reached in the tokens that the prompt leaves.
+    """Raise InvalidRequest if min_tokens cannot be reached in the tokens that the prompt leaves.
 
     A prompt that leaves none is the engine's to refuse.
     """
     if sampling.max_tokens is None and 1 <= num_left < sampling.min_tokens:
-        raise bad_request(
+        raise InvalidRequest(
             f"min_tokens is {sampling.min_tokens:,}, the prompt leaves room for {num_left:,}: "
             "lower it or shorten the prompt",
             "min_tokens",
-            "invalid_value",
         )
 
 
-def _unknown_id(param: str, token_id: int, vocab_size: int) -> ApiError:
-    return bad_request(
+def _unknown_id(param: str, token_id: int, vocab_size: int) -> InvalidRequest:
+    return InvalidRequest(
         f"{param} has the token id {token_id}, the model knows [0, {vocab_size:,})",
         param,
-        "invalid_value",
     )
