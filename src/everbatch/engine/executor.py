@@ -3,6 +3,17 @@
 Model executor, cost model and scripted executor implement this and do not know each other. An
 executor keeps a persistent picture of the batch, which plans change (scheduler/plan.py says in
 which order), and one record of token ids, the TokenStore.
+
+What can go wrong in a pass, and what follows:
+
+- One row (its logits are no finite numbers): `outcome.failed` names its slot; that request ends with
+  `error`, all others go on.
+- One pass, by the world's fault (no memory for a step of this size, a lost device): ExecutorError.
+  The step is rolled back, those who held slots end with `error`, the engine goes on with the next
+  plan.
+- Anything else, an assertion or an index out of range, is a bug: nobody knows what is still true of
+  slots and blocks. It passes through Engine.step, and the engine is not used again; the server
+  answers everybody and its /health says 503.
 """
 
 from collections.abc import Sequence
@@ -42,7 +53,10 @@ class Executor(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        """Run one forward pass; `outcome.tokens` is EmittedTokens. Raises ExecutorError."""
+        """Run one forward pass; `outcome.tokens` is EmittedTokens.
+
+        Raises ExecutorError where the pass failed by the world's fault and the next may do better.
+        """
         ...
 
     def reset(self) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from everbatch.base.errors import ExecutorError
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.executor import EmittedTokens, TokenLogprobs
 from everbatch.executors.model.input_batch import InputBatch, PackedStep
@@ -57,7 +58,20 @@ class ModelExecutor:
         return known[start:stop].astype("<i4", copy=False).tobytes()
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        """Run one forward pass; `outcome.tokens` is EmittedTokens in the order of rows."""
+        """Run one forward pass; `outcome.tokens` is EmittedTokens in the order of rows.
+
+        Raises ExecutorError where memory runs out; all other exceptions are bugs
+        (engine.executor).
+        """
+        try:
+            return self._execute(plan)
+        except MemoryError as error:
+            raise ExecutorError(
+                f"out of memory in a step of {plan.num_tokens:,} tokens: lower "
+                "--max-num-batched-tokens or --kv-cache-memory, or free memory"
+            ) from error
+
+    def _execute(self, plan: StepPlan) -> StepOutcome:
         self._apply_changes(plan)
         step = self._batch.pack(plan)
         logits = self._network.forward(step.batch, self._kv)
@@ -102,12 +116,13 @@ class ModelExecutor:
         self._batch.leave_decodes(slots)
         for slot in slots:
             # A slot may have been forgotten before, by a reset.
-            request = self._requests.pop(slot, None)
+            request = self._requests.get(slot)
             if request is None:
                 continue
             if slot in keep:
+                # First, as memory may run out here: then the slot still has them.
                 request.executor_state = self._batch.tokens_of(slot).copy()
-            del self._slot_of[request.id]
+            del self._requests[slot], self._slot_of[request.id]
 
     def _outcome(self, step: PackedStep, sampled: SampledTokens) -> StepOutcome:
         slots, token_ids = step.sampling_slots, sampled.token_ids

@@ -1,0 +1,109 @@
+"""What the model executor makes of a pass that fails: the world's fault, or a bug."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from everbatch.base.clock import VirtualClock
+from everbatch.engine.engine import Engine, EngineRequest, StepResult
+from everbatch.engine.sampling_params import SamplingParams
+from everbatch.executors.model.executor import ModelExecutor
+from everbatch.kernels.arrays import Floats
+from everbatch.kernels.batch import PackedBatch
+from everbatch.kernels.kv_storage import KVStorage
+from everbatch.kernels.weights import NetworkShape
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.request import FinishReason
+
+VOCAB_SIZE = 50
+NUM_BLOCKS = 8
+
+
+class CountingNetwork:
+    """After each token comes the one with the next id. Passes in `errors` raise."""
+
+    def __init__(self, errors: Mapping[int, Exception]) -> None:
+        self._errors = errors
+        self._num_passes = 0
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage:
+        shape = NetworkShape(
+            num_layers=1,
+            hidden_size=2,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=2,
+            intermediate_size=2,
+            vocab_size=VOCAB_SIZE,
+            rms_norm_eps=1e-5,
+        )
+        return KVStorage(shape, num_blocks, block_size)
+
+    def forward(self, batch: PackedBatch, kv: KVStorage) -> Floats:
+        self._num_passes += 1
+        if self._num_passes in self._errors:
+            raise self._errors[self._num_passes]
+        return np.eye(VOCAB_SIZE, dtype=np.float32)[batch.input_ids[batch.logit_rows] + 1]
+
+
+def make_engine(errors: Mapping[int, Exception], **options: object) -> Engine:
+    config = SchedulerConfig(
+        max_num_seqs=2, max_num_batched_tokens=32, num_blocks=NUM_BLOCKS, block_size=4, **options
+    )
+    return Engine(config, ModelExecutor(CountingNetwork(errors), config, (), 0), VirtualClock())
+
+
+def add(engine: Engine, request_id: str, prompt: list[int], max_tokens: int) -> None:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    request = EngineRequest(request_id, np.array(prompt, np.int32), len(prompt), params)
+    assert engine.add(request) is None
+
+
+def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, FinishReason], list[StepResult]]:
+    texts: dict[str, list[int]] = {}
+    ends: dict[str, FinishReason] = {}
+    results = []
+    while engine.has_work:
+        results.append(engine.step())
+        ends.update(results[-1].finished)
+        for output in results[-1].outputs:
+            texts.setdefault(output.request_id, []).append(output.token_id)
+    return texts, ends, results
+
+
+def test_pass_without_memory_ends_who_held_a_slot_and_the_engine_goes_on() -> None:
+    engine = make_engine({3: MemoryError()})
+    for request_id, prompt in [("a", [1]), ("b", [10, 11]), ("c", [20, 21])]:
+        add(engine, request_id, prompt, 4)
+
+    texts, ends, results = run(engine)
+
+    assert texts == {"a": [2, 3], "b": [12, 13], "c": [22, 23, 24, 25]}
+    assert ends == {"a": FinishReason.ERROR, "b": FinishReason.ERROR, "c": FinishReason.LENGTH}
+    assert engine.stats().num_free_blocks == NUM_BLOCKS
+    [told] = [result.error for result in results if result.error]
+    assert "out of memory in a step of 2 tokens" in told
+    assert "--max-num-batched-tokens" in told
+
+
+def test_preempted_request_keeps_its_tokens_through_a_pass_without_memory() -> None:
+    # Both fit until one needs its fifth block: "b" yields, and is rebuilt after "a" has failed.
+    engine = make_engine({12: MemoryError()}, admission="now")
+    add(engine, "a", [1, 2, 3, 4, 5, 6, 7, 8], 20)
+    add(engine, "b", [21, 22, 23, 24, 25, 26, 27, 28], 12)
+
+    texts, ends, _ = run(engine)
+
+    assert engine.stats().num_preemptions == 1
+    assert ends == {"a": FinishReason.ERROR, "b": FinishReason.LENGTH}
+    assert texts["b"] == list(range(29, 41))
+
+
+@pytest.mark.parametrize("error", [ValueError("shapes"), IndexError("row 7"), AssertionError()])
+def test_bug_is_no_failed_pass(error: Exception) -> None:
+    engine = make_engine({1: error})
+    add(engine, "a", [1], 4)
+
+    with pytest.raises(type(error)):
+        engine.step()
