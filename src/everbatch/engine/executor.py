@@ -6,8 +6,8 @@ which order), and one record of token ids, the TokenStore.
 
 What can go wrong in a pass, and what follows:
 
-- One row (its logits are no finite numbers): `outcome.failed` names its slot; that request ends with
-  `error`, all others go on.
+- One row (its logits are no finite numbers): `outcome.failed` names its slot; that request ends
+  with `error`, all others go on.
 - One pass, by the world's fault (no memory for a step of this size, a lost device): ExecutorError.
   The step is rolled back, those who held slots end with `error`, the engine goes on with the next
   plan.
