@@ -4,9 +4,12 @@ Belongs here: opening, flushing, and what happens when the disk is full. Not her
 (base.eventlog). Called by Engine after every step, on the engine's thread.
 """
 
+import errno
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from everbatch.base.clock import Clock
 from everbatch.base.errors import EventLogError
@@ -18,29 +21,45 @@ logger = logging.getLogger("everbatch.event_log")
 
 FLUSH_INTERVAL_NS = NS_PER_S
 BUFFER_BYTES = 1 << 20
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class EventLogFile:
     """Appends events to a new file; a killed process loses at most the last second.
 
     A file of that name is kept under the first free name of the form FILE.1, FILE.2, … Raises
-    EventLogError if the file cannot be opened; later errors (a full disk) end the log with a
-    message, and serving goes on without it.
+    EventLogError if the path cannot be written. A full disk, now or later, is another matter: it
+    ends the log with a message, and serving goes on without it.
     """
 
-    def __init__(self, path: Path, header: dict[str, object], clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
         self._clock = clock
+        self._file: TextIO | None = None
+        self._writer: EventLogWriter | None = None
+        self._last_flush_ns = clock.now_ns()
         try:
             _keep_older(path)
-            self._file = path.open("w", encoding="utf-8", buffering=BUFFER_BYTES)
-            self._writer: EventLogWriter | None = EventLogWriter(self._file, header)
+            # A model's name may hold bytes that are no UTF-8; escaped so, it is still JSON.
+            self._file = path.open(
+                "w", encoding="utf-8", errors="backslashreplace", buffering=BUFFER_BYTES
+            )
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise EventLogError(
+                    f"cannot write the event log {path} ({error.strerror}): check --event-log"
+                ) from error
+            self._give_up(error)
+
+    def begin(self, header: dict[str, object]) -> None:
+        """Write the first line; before that, nothing else is written."""
+        if self._file is None:
+            return
+        try:
+            self._writer = EventLogWriter(self._file, header)
             self._writer.flush()
         except OSError as error:
-            raise EventLogError(
-                f"cannot write the event log {path} ({error.strerror}): check --event-log"
-            ) from error
-        self._last_flush_ns = clock.now_ns()
+            self._give_up(error)
 
     def write(self, events: Sequence[Event], *, is_idle: bool) -> None:
         """Append events. `is_idle`: nothing will follow soon, so nothing may stay in memory."""
@@ -57,14 +76,14 @@ class EventLogFile:
 
     def close(self) -> None:
         """Write what is left."""
-        if self._writer is None:
-            return
         try:
-            self._writer.flush()
-            self._file.close()
+            if self._writer is not None:
+                self._writer.flush()
+            if self._file is not None:
+                self._file.close()
         except OSError as error:
             self._give_up(error)
-        self._writer = None
+        self._writer = self._file = None
 
     def _give_up(self, error: OSError) -> None:
         self._writer = None
@@ -73,11 +92,11 @@ class EventLogFile:
             self.path,
             error.strerror,
         )
-        try:
-            self._file.close()
-        except OSError:
-            # Closing tries to write what is still in memory: it was reported lost above.
-            logger.debug("closing the event log failed as well")
+        file, self._file = self._file, None
+        # Closing tries to write what is still in memory, which was reported lost above.
+        with suppress(OSError):
+            if file is not None:
+                file.close()
 
 
 def _keep_older(path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import div_ceil, format_bytes
+from everbatch.engine.sampling_params import MAX_SEED
 from everbatch.scheduler.config import Admission, PreemptionTrigger, SchedulerConfig
 
 DEFAULT_MAX_NUM_SEQS = 128
@@ -20,11 +21,16 @@ DEFAULT_KV_CACHE_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """An engine as wished. None: chosen from the model and the machine."""
+    """An engine as wished. None: chosen from the model and the machine.
+
+    Raises ConfigError at once where a wish is impossible whatever the model.
+    """
 
     model: str | None = None
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
-    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    max_num_batched_tokens: int | None = None
+    """None: 512 or, as a prompt then has to fit into one step, max_model_len without chunked
+    prefill."""
     block_size: int = 16
     kv_cache_memory: int | None = None
     """Bytes."""
@@ -39,6 +45,43 @@ class EngineOptions:
     preemption_trigger: PreemptionTrigger = "shortage"
     seed: int = 0
     event_log: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_model_len is not None:
+            _at_least("max_model_len", self.max_model_len, 2, ", a token in and a token out")
+        if self.kv_cache_memory is not None:
+            _at_least("kv_cache_memory", self.kv_cache_memory, 1, " byte")
+        _at_least("seed", self.seed, 0)
+        if self.seed > MAX_SEED:
+            raise ConfigError(f"seed must lie in [0, {MAX_SEED}], got {self.seed}")
+        # What the scheduler says of its own options does not wait for a model either.
+        self.scheduler_options(
+            num_blocks=1 if self.num_blocks is None else self.num_blocks,
+            max_model_len=self.max_model_len or 0,
+        )
+
+    def scheduler_options(self, num_blocks: int, max_model_len: int) -> SchedulerConfig:
+        """Give the scheduler's options for a pool and a context limit that are known."""
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self._step_tokens(max_model_len),
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            enable_prefix_caching=self.enable_prefix_caching,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            admission=self.admission,
+            watermark=self.watermark,
+            preemption_trigger=self.preemption_trigger,
+        )
+
+    def _step_tokens(self, max_model_len: int) -> int:
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        if self.enable_chunked_prefill:
+            return DEFAULT_MAX_NUM_BATCHED_TOKENS
+        return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +146,22 @@ def scheduler_config(
 
     `model_max_len` is what the model was made for, in tokens; `free_bytes` the memory left.
     """
-    if options.block_size < 1:
-        raise ConfigError(f"block_size must be at least 1, got {options.block_size}")
     num_blocks = _num_blocks(options, model_max_len, bytes_per_block, free_bytes)
     max_model_len = _max_model_len(options, model_max_len, num_blocks, bytes_per_block)
-    return SchedulerConfig(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        num_blocks=num_blocks,
-        block_size=options.block_size,
-        max_model_len=max_model_len,
-        enable_chunked_prefill=options.enable_chunked_prefill,
-        enable_prefix_caching=options.enable_prefix_caching,
-        long_prefill_token_threshold=options.long_prefill_token_threshold,
-        admission=options.admission,
-        watermark=options.watermark,
-        preemption_trigger=options.preemption_trigger,
-    )
+    return options.scheduler_options(num_blocks, max_model_len)
 
 
 def _num_blocks(
     options: EngineOptions, model_max_len: int, bytes_per_block: int, free_bytes: int
 ) -> int:
     if options.num_blocks is not None:
+        size = options.num_blocks * bytes_per_block
+        if size > free_bytes:
+            raise ConfigError(
+                f"--num-blocks {options.num_blocks:,} take {format_bytes(size)}, more than the "
+                f"{format_bytes(free_bytes)} of memory that are free: ask for at most "
+                f"{free_bytes // bytes_per_block:,}"
+            )
         return options.num_blocks
     wished = options.kv_cache_memory
     if wished is None:
@@ -142,7 +178,8 @@ def _num_blocks(
     if wished < bytes_per_block:
         raise ConfigError(
             f"--kv-cache-memory {format_bytes(wished)} holds no block: one block of "
-            f"{options.block_size} tokens takes {format_bytes(bytes_per_block)} with this model"
+            f"{options.block_size} tokens takes {format_bytes(bytes_per_block)} with this model: "
+            "raise it"
         )
     return wished // bytes_per_block
 
@@ -154,10 +191,6 @@ def _max_model_len(
     wished = options.max_model_len
     if wished is None:
         return min(model_max_len, pool_tokens)
-    if wished < 2:
-        raise ConfigError(
-            f"max_model_len must be at least 2, a token in and a token out, got {wished}"
-        )
     if wished > model_max_len:
         raise ConfigError(
             f"--max-model-len {wished:,} is more than the {model_max_len:,} tokens that the model "
@@ -173,3 +206,10 @@ def _max_model_len(
             "raise --kv-cache-memory"
         )
     return wished
+
+
+def _at_least(name: str, value: object, low: int, remark: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be an integer, not {value!r}")
+    if value < low:
+        raise ConfigError(f"{name} must be at least {low}{remark}, got {value}")

@@ -5,13 +5,15 @@ The only place that meets them all. Called by llm and by the command line.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from os import sysconf
 from pathlib import Path
 
 from everbatch.assemble.event_log import EventLogFile
+from everbatch.assemble.memory import available_bytes
 from everbatch.assemble.model_source import resolve_model
 from everbatch.assemble.options import EngineOptions, ResolvedOptions, scheduler_config
 from everbatch.assemble.wallclock import WallClock
+from everbatch.base.errors import ConfigError, ModelLoadError
+from everbatch.base.units import format_bytes
 from everbatch.engine.engine import Engine
 from everbatch.executors.model.executor import ModelExecutor
 from everbatch.kernels.kv_storage import bytes_per_block
@@ -24,6 +26,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much is done."""
 
 FLOAT32_BYTES = 4
+TOKEN_ID_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +52,26 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> Re
 
     Raises ConfigError, ModelLoadError or EventLogError before anything is served.
     """
-    tell = progress or _silence
+    clock = WallClock()
+    # Opened before the model is loaded: a path that cannot be written is known at once.
+    event_log = EventLogFile(options.event_log, clock) if options.event_log is not None else None
+    try:
+        return _build(options, clock, event_log, progress or _silence)
+    except BaseException:
+        if event_log is not None:
+            event_log.close()
+        raise
+
+
+def _build(
+    options: EngineOptions, clock: WallClock, event_log: EventLogFile | None, tell: Progress
+) -> RealEngine:
     found = resolve_model(options.model, progress=tell)
     tokenizer = Tokenizer.from_path(found.path)
-    loaded = load_model(found.path, lambda done, total: tell("loading weights", done, total))
-    shape = network_shape(loaded.config)
-    block_bytes = bytes_per_block(shape, options.block_size) if options.block_size > 0 else 0
-    config = scheduler_config(options, loaded.config.max_model_len, block_bytes, _free_bytes())
-    eos_token_ids = _eos_token_ids(loaded, tokenizer)
+    loaded = _load(found.path, tell)
+    block_bytes = bytes_per_block(network_shape(loaded.config), options.block_size)
+    free = available_bytes()
+    config = scheduler_config(options, loaded.config.max_model_len, block_bytes, free)
     resolved = ResolvedOptions(
         model_path=str(found.path),
         model_name=found.name,
@@ -68,36 +83,45 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> Re
         scheduler=config,
         seed=options.seed,
     )
-    clock = WallClock()
-    # Opened before the weights are packed: a path that cannot be written is known at once.
-    event_log = _open_log(options.event_log, resolved, clock)
-    network = LlamaForCausalLM(loaded.config, loaded.tensors, ReferenceKernels)
-    executor = ModelExecutor(network, config, eos_token_ids, options.seed)
-    sink = event_log.write if event_log is not None else None
+    try:
+        network = LlamaForCausalLM(loaded.config, loaded.tensors, ReferenceKernels)
+        eos_token_ids = _eos_token_ids(loaded, tokenizer)
+        executor = ModelExecutor(network, config, eos_token_ids, options.seed)
+    except MemoryError as error:
+        raise ConfigError(_no_room(resolved, free)) from error
+    sink = None
+    if event_log is not None:
+        event_log.begin(resolved.header())
+        sink = event_log.write
     engine = Engine(config, executor, clock, sink)
     return RealEngine(engine, tokenizer, loaded.config.vocab_size, resolved, clock, event_log)
 
 
-def _open_log(
-    path: Path | None, resolved: ResolvedOptions, clock: WallClock
-) -> EventLogFile | None:
-    return EventLogFile(path, resolved.header(), clock) if path is not None else None
+def _load(path: Path, tell: Progress) -> LoadedModel:
+    try:
+        return load_model(path, lambda done, total: tell("loading weights", done, total))
+    except MemoryError as error:
+        raise ModelLoadError(
+            f"{path} does not fit into memory as float32 ({format_bytes(available_bytes())} are "
+            "free): take a smaller model, or free memory"
+        ) from error
+
+
+def _no_room(resolved: ResolvedOptions, free_bytes: int) -> str:
+    config = resolved.scheduler
+    tables = config.max_num_seqs * config.context_limit * TOKEN_ID_BYTES
+    return (
+        f"the {format_bytes(free_bytes)} of memory that are free do not hold the KV cache of "
+        f"{format_bytes(resolved.kv_cache_bytes)} and {format_bytes(tables)} for the token ids of "
+        f"{config.max_num_seqs:,} requests: lower --kv-cache-memory, --max-num-seqs or "
+        "--max-model-len"
+    )
 
 
 def _eos_token_ids(loaded: LoadedModel, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Give the ids that end a text: the model's and the tokenizer's, each once, in order."""
     ids = (*loaded.config.eos_token_ids, *tokenizer.eos_token_ids)
     return tuple(dict.fromkeys(ids))
-
-
-def _free_bytes() -> int:
-    """Give the memory that can be had without swapping: MemAvailable, or free pages."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return sysconf("SC_PHYS_PAGES") * sysconf("SC_PAGE_SIZE")
-    facts = dict(line.split(":", 1) for line in lines)
-    return int(facts["MemAvailable"].split()[0]) * 1024
 
 
 def _silence(_what: str, _done: int, _total: int) -> None:
