@@ -1,20 +1,27 @@
 """`everbatch chat`: a conversation in the terminal with a running server.
 
 Belongs here: the loop, and streaming an answer to the screen. Any OpenAI-compatible server will do.
-Not interactive (a pipe): every line is a turn, only answers are printed.
+Not interactive (a pipe): every line is a turn, only answers are printed, and a turn that failed
+makes the exit status 1.
 """
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from io import TextIOWrapper
+from math import isfinite
 
 import click
 import httpx
 import msgspec
 
-from everbatch.base.errors import EverbatchError
+from everbatch.base.errors import ConfigError, EverbatchError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S = 5.0
+CHECK_TIMEOUT_S = 10.0
+EXIT_INCOMPLETE = 1
 HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C ends an answer."
 
 
@@ -34,24 +41,41 @@ def command(
     api_key: str | None,
 ) -> None:
     """Talk to the server at URL (default: http://127.0.0.1:8000)."""
+    if not isfinite(temperature):
+        raise ConfigError(f"--temperature must be a number, got {temperature:g}")
     body: dict[str, object] = {"temperature": temperature, "stream": True}
     body |= {"model": model} if model else {}
     body |= {"max_tokens": max_tokens} if max_tokens is not None else {}
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    # Prompts may be long and queues too, so nothing but connecting has a limit.
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-    with httpx.Client(base_url=_base_url(url), headers=headers, timeout=timeout) as client:
+    try:
+        client = httpx.Client(base_url=_base_url(url), headers=headers, timeout=timeout)
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise EverbatchError(f"{url!r} is no URL ({error}): try {DEFAULT_URL}") from error
+    with client:
         _check_server(client, url)
-        _converse(client, body, system)
+        all_answered = _converse(client, body, system)
+    if not all_answered and not sys.stdin.isatty():
+        sys.exit(EXIT_INCOMPLETE)
 
 
-def _converse(client: httpx.Client, body: dict[str, object], system: str | None) -> None:
+def _converse(client: httpx.Client, body: dict[str, object], system: str | None) -> bool:
+    """Take turns until the user leaves; gives whether every turn was answered."""
     start = [{"role": "system", "content": system}] if system else []
     messages = list(start)
+    all_answered = True
     if sys.stdin.isatty():
+        # Line editing and history for input().
+        with suppress(ImportError):
+            import_module("readline")
         click.secho(HELP, dim=True)
+    # What is not UTF-8 is told as U+FFFD: half a character can be typed in a terminal.
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     while (text := _read_turn()) is not None:
         if text == "/exit":
-            return
+            break
         if text == "/reset":
             messages = list(start)
             continue
@@ -61,8 +85,10 @@ def _converse(client: httpx.Client, body: dict[str, object], system: str | None)
         answer = _print_answer(client, {**body, "messages": messages})
         if answer is None:
             messages.pop()
+            all_answered = False
         else:
             messages.append({"role": "assistant", "content": answer})
+    return all_answered
 
 
 def _read_turn() -> str | None:
@@ -80,7 +106,7 @@ def _read_turn() -> str | None:
 
 
 def _print_answer(client: httpx.Client, body: dict[str, object]) -> str | None:
-    """Print an answer as it comes; None if the server refused."""
+    """Print an answer as it comes; None if the server refused, or left in the middle."""
     parts: list[str] = []
     try:
         for text in _stream(client, body):
@@ -89,7 +115,9 @@ def _print_answer(client: httpx.Client, body: dict[str, object]) -> str | None:
     except KeyboardInterrupt:
         click.secho(" …", dim=True, nl=False)
     except (_Refused, httpx.HTTPError) as error:
-        click.echo(f"everbatch: {error}", err=True)
+        if parts:
+            click.echo()
+        click.echo(f"everbatch: {str(error) or type(error).__name__}", err=True)
         return None
     click.echo()
     return "".join(parts)
@@ -105,14 +133,20 @@ def _stream(client: httpx.Client, body: dict[str, object]) -> Iterator[str]:
             response.read()
             raise _Refused(_message(response))
         for line in response.iter_lines():
-            data = line.removeprefix("data: ")
-            if data == line or data == "[DONE]":
-                continue
-            facts = msgspec.json.decode(data)
-            if "error" in facts:
-                raise _Refused(str(facts["error"].get("message", facts["error"])))
-            for choice in facts.get("choices", ()):
-                yield choice.get("delta", {}).get("content") or ""
+            data = line.removeprefix("data:").strip()
+            if line.startswith("data:") and data != "[DONE]":
+                yield _text_of(data)
+
+
+def _text_of(data: str) -> str:
+    """Give the text in one event; raises _Refused for an error, or for what is no chunk."""
+    try:
+        facts = msgspec.json.decode(data)
+        if "error" in facts:
+            raise _Refused(str(facts["error"]["message"]))
+        return "".join(choice["delta"].get("content") or "" for choice in facts["choices"])
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+        raise _Refused(f"the server sent what is no chat completion chunk: {data[:200]}") from error
 
 
 def _message(response: httpx.Response) -> str:
@@ -130,7 +164,7 @@ def _base_url(url: str) -> str:
 
 def _check_server(client: httpx.Client, url: str) -> None:
     try:
-        response = client.get("/v1/models")
+        response = client.get("/v1/models", timeout=CHECK_TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise EverbatchError(
             f"no server answers at {url} ({error}): start one with `everbatch serve`, or give its "

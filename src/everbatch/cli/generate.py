@@ -1,31 +1,35 @@
 """`everbatch generate`: a file of prompts in, JSON Lines out, without a server.
 
-Belongs here: reading prompts, writing answers, the progress bar. Answers are written as they end,
-so an interrupted run keeps what it has; "index" says which prompt each belongs to.
+Belongs here: flags, writing answers, the progress bar. Not here: reading prompts (prompts.py).
+Answers are written as they end, so an interrupted run keeps what it has; "index" says which prompt
+each belongs to.
 """
 
+import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from everbatch.base.errors import ConfigError, InvalidRequest
+from everbatch.base.errors import EverbatchError, InvalidRequest
 from everbatch.cli.loading import loading_bar
 from everbatch.cli.options import engine_options, pop_engine_options
-from everbatch.engine.sampling_params import SamplingParams
+from everbatch.cli.prompts import Task, read_tasks
 
 if TYPE_CHECKING:
-    from everbatch.llm import LLM, Prompt, RequestOutput
+    from everbatch.llm import LLM, RequestOutput
 
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
-_SAMPLING_KEYS = frozenset(SamplingParams.__dataclass_fields__)
+EXIT_INCOMPLETE = 1
+EXIT_INTERRUPTED = 130
 
 
 @click.command("generate", short_help="Answer a file of prompts and write JSON Lines.")
@@ -52,114 +56,73 @@ _SAMPLING_KEYS = frozenset(SamplingParams.__dataclass_fields__)
 def command(prompts_path: str, output: Path | None, **given: Any) -> None:
     """Answer every prompt of a file with MODEL (default: the embedded one).
 
-    Writes one JSON object a prompt: index, id, prompt, text, finish_reason, stop_reason,
-    prompt_tokens, completion_tokens.
+    Writes one JSON object a prompt, in the order in which answers end: index (0 for the first
+    prompt), id (if given), prompt, text, finish_reason, stop_reason, prompt_tokens,
+    completion_tokens. An "error" says why an answer is not whole; the exit status is then 1.
     """
     options = pop_engine_options(given)
-    defaults = {**given, "stop": tuple(given["stop"])}
-    lines = _read_lines(prompts_path)
-    tasks = [_parse(line, number, defaults) for number, line in enumerate(lines, 1)]
+    tasks = read_tasks(prompts_path, given)
     console = Console(stderr=True)
-    from everbatch.llm import LLM
+    with _opened(output) as file:
+        from everbatch.llm import LLM
 
-    with loading_bar(console) as tell:
-        llm = LLM(progress=tell, **asdict(options))
-    prompts = [_encoded(llm, task) for task in tasks]
-    params = [task.params for task in tasks]
-    with _opened(output) as file, _answers_bar(console, len(tasks)) as advance:
-
-        def write(index: int, answer: "RequestOutput") -> None:
-            file.write(_line(index, answer, tasks[index]) + "\n")
-            file.flush()
-            advance()
-
-        llm.generate(prompts, params, on_finished=write)
-    llm.close()
-
-
-class _Task(msgspec.Struct):
-    """One line of the file: what to answer, and how."""
-
-    number: int
-    id: object
-    prompt: object
-    messages: list[dict[str, object]] | None
-    params: SamplingParams
+        with loading_bar(console) as tell:
+            llm = LLM(progress=tell, **asdict(options))
+        with closing(llm):
+            prompts = [_encoded(llm, task) for task in tasks]
+            _empty(file)
+            writer = _AnswerWriter(file, tasks)
+            try:
+                with _answers_bar(console, len(tasks), writer):
+                    llm.generate(prompts, [task.params for task in tasks], on_finished=writer.write)
+            except KeyboardInterrupt:
+                told = f"interrupted: {writer.num_written} of {len(tasks)} prompts are answered"
+                click.echo(f"everbatch: {told}", err=True)
+                sys.exit(EXIT_INTERRUPTED)
+    if writer.num_failed:
+        click.echo(f"everbatch: {writer.num_failed} of {len(tasks)} answers failed", err=True)
+        sys.exit(EXIT_INCOMPLETE)
 
 
-def _parse(line: str, number: int, defaults: dict[str, Any]) -> _Task:
-    if not line.lstrip().startswith("{"):
-        return _Task(number, None, line, None, _params(defaults, {}, number))
+class _AnswerWriter:
+    """Writes answers as they end and counts them."""
+
+    def __init__(self, file: FileIO, tasks: list[Task]) -> None:
+        self._file = file
+        self._tasks = tasks
+        self.num_written = 0
+        self.num_failed = 0
+        self.on_written: Callable[[], None] = lambda: None
+
+    def write(self, index: int, answer: "RequestOutput") -> None:
+        rest = memoryview(_line(index, answer, self._tasks[index]))
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise EverbatchError(
+                f"cannot write answers any more ({error.strerror}): "
+                f"{self.num_written} of {len(self._tasks)} are written"
+            ) from error
+        self.num_written += 1
+        self.num_failed += answer.outputs[0].error is not None
+        self.on_written()
+
+
+def _encoded(llm: "LLM", task: Task) -> list[int]:
+    """Give the token ids of a prompt that can run, or say which line cannot."""
     try:
-        facts = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"line {number} starts like JSON but is none: {error}") from error
-    given = [key for key in _PROMPT_KEYS if key in facts]
-    if len(given) != 1:
-        raise InvalidRequest(f"line {number} must have exactly one of {', '.join(_PROMPT_KEYS)}")
-    unknown = sorted(set(facts) - set(_PROMPT_KEYS) - _SAMPLING_KEYS - {"id"})
-    if unknown:
-        raise InvalidRequest(f"line {number} has the unknown field {', '.join(unknown)}")
-    sampling = {key: value for key, value in facts.items() if key in _SAMPLING_KEYS}
-    prompt, messages = facts.get("prompt", facts.get("prompt_token_ids")), facts.get("messages")
-    if messages is None and not isinstance(prompt, str | list):
-        raise InvalidRequest(f"line {number}: {given[0]} must be text or a list, not {prompt!r}")
-    if "messages" in facts and not isinstance(messages, list):
-        raise InvalidRequest(f"line {number}: messages must be a list, not {messages!r}")
-    return _Task(number, facts.get("id"), prompt, messages, _params(defaults, sampling, number))
-
-
-def _params(defaults: dict[str, Any], given: dict[str, Any], number: int) -> SamplingParams:
-    values = {**defaults, **given}
-    stop = values["stop"]
-    values["stop"] = (stop,) if isinstance(stop, str) else stop
-    for name in ("stop", "stop_token_ids"):
-        if name in values:
-            if not isinstance(values[name], list | tuple):
-                raise InvalidRequest(f"line {number}: {name} must be a list", name)
-            values[name] = tuple(values[name])
-    if "logit_bias" in values:
-        values["logit_bias"] = _biases(values["logit_bias"], number)
-    try:
-        return SamplingParams(**values)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"line {number}: {error}", error.param) from error
-
-
-def _biases(given: object, number: int) -> tuple[tuple[int, float], ...]:
-    if not isinstance(given, dict):
-        raise InvalidRequest(f"line {number}: logit_bias must map token ids to numbers")
-    try:
-        return tuple((int(token_id), bias) for token_id, bias in given.items())
-    except ValueError as error:
-        raise InvalidRequest(f"line {number}: logit_bias has a key that is no token id") from error
-
-
-def _read_lines(path: str) -> list[str]:
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read the prompts {path} ({error.strerror})") from error
-    try:
-        lines = data.decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the prompts {path} are not UTF-8: {error}") from error
-    lines = [line for line in lines if line.strip()]
-    if not lines:
-        raise InvalidRequest(f"there are no prompts in {path}: write one a line")
-    return lines
-
-
-def _encoded(llm: "LLM", task: _Task) -> "Prompt":
-    if task.messages is None:
-        return task.prompt  # type: ignore[return-value]
-    try:
-        return llm.encode_chat(task.messages)
+        if task.messages is not None:
+            return llm.check(llm.encode_chat(task.messages), task.params)
+        assert task.prompt is not None
+        return llm.check(task.prompt, task.params)
     except InvalidRequest as error:
         raise InvalidRequest(f"line {task.number}: {error}", error.param) from error
 
 
-def _line(index: int, answer: "RequestOutput", task: _Task) -> str:
+def _line(index: int, answer: "RequestOutput", task: Task) -> bytes:
     completion = answer.outputs[0]
     facts: dict[str, object] = {"index": index}
     if task.id is not None:
@@ -172,27 +135,38 @@ def _line(index: int, answer: "RequestOutput", task: _Task) -> str:
         "prompt_tokens": len(answer.prompt_token_ids),
         "completion_tokens": len(completion.token_ids),
     }
-    return msgspec.json.encode(facts).decode()
+    if completion.error is not None:
+        facts["error"] = completion.error
+    return msgspec.json.encode(facts) + b"\n"
 
 
-@contextmanager
-def _opened(path: Path | None) -> Iterator[TextIO]:
+def _opened(path: Path | None) -> FileIO:
+    """Open the output before the model is loaded; what it holds stays until answers come.
+
+    Nothing is buffered: a line is written when its answer ends, and closing cannot fail.
+    """
     if path is None:
-        yield sys.stdout
-        return
+        return FileIO(sys.stdout.fileno(), "wb", closefd=False)
     try:
-        file = path.open("w", encoding="utf-8")
+        return FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb")
     except OSError as error:
-        raise ConfigError(f"cannot write {path} ({error.strerror}): check --output") from error
-    with file:
-        yield file
+        raise EverbatchError(f"cannot write {path} ({error.strerror}): check --output") from error
+
+
+def _empty(file: FileIO) -> None:
+    """Drop what a file held before; a pipe or a terminal holds nothing, and standard output is
+    the shell's to empty."""
+    descriptor = file.fileno()
+    if descriptor != sys.stdout.fileno() and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.ftruncate(descriptor, 0)
 
 
 @contextmanager
-def _answers_bar(console: Console, total: int) -> Iterator[Callable[[], None]]:
-    """Give a callback that counts answers, on a bar where somebody looks and work is long."""
+def _answers_bar(console: Console, total: int, writer: _AnswerWriter) -> Iterator[None]:
+    """Show how many answers are written, where somebody looks and work is long."""
     columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shown = console.is_terminal and total > 1
     with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task("answers", total=total)
-        yield lambda: bar.advance(task)
+        writer.on_written = lambda: bar.advance(task)
+        yield

@@ -2,6 +2,8 @@
 
 Belongs here: names and one line about each command. A command's module is imported when it is
 called, so `--help` and the tools without a model start at once.
+
+Exit status: 0 done, 1 not all was done, 2 an error of the user's or of a file's, 130 interrupted.
 """
 
 import sys
@@ -11,6 +13,9 @@ import click
 
 from everbatch import __version__
 from everbatch.base.errors import EverbatchError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
 
 COMMANDS = {
     "serve": "Serve a model through an OpenAI-compatible HTTP API.",
@@ -59,12 +64,28 @@ def cli(ctx: click.Context) -> None:
 
 
 def main() -> None:
-    """Run the command line; an error of ours or of the user's is a message and exit status 2."""
+    """Run the command line; an error of ours or of the user's is one line and an exit status."""
     try:
-        cli(standalone_mode=True)
+        # A reader that left (`| head`) ends it inside, quietly, with status 1.
+        status = cli.main(prog_name="everbatch", standalone_mode=False)
     except EverbatchError as error:
-        click.echo(f"everbatch: {error}", err=True)
-        sys.exit(2)
+        _tell(str(error))
+        status = EXIT_ERROR
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "everbatch"
+        _tell(f"{error.format_message()} (`{where} --help` tells the options)")
+        status = EXIT_ERROR
+    except click.ClickException as error:
+        _tell(error.format_message())
+        status = EXIT_ERROR
+    except (click.Abort, KeyboardInterrupt):
+        _tell("interrupted")
+        status = EXIT_INTERRUPTED
+    sys.exit(status)
+
+
+def _tell(message: str) -> None:
+    click.echo(f"everbatch: {message}", err=True)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,8 @@ _OPTIONS = [
     click.option(
         "--max-num-batched-tokens",
         type=int,
-        default=DEFAULT_MAX_NUM_BATCHED_TOKENS,
-        show_default=True,
-        help="Most tokens computed in one step, decodes and prompts together.",
+        help="Most tokens computed in one step, decodes and prompts together. Default: "
+        f"{DEFAULT_MAX_NUM_BATCHED_TOKENS}; without chunked prefill, max_model_len.",
     ),
     click.option(
         "--block-size", type=int, default=16, show_default=True, help="Tokens in a KV block."

@@ -1,0 +1,101 @@
+"""The prompts of `everbatch generate`: a file's lines become tasks.
+
+Belongs here: the format, and errors that name the line. Not here: whether a prompt fits the model
+(llm). A line is plain text, or a JSON object if it starts with "{"; empty lines are passed over.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from everbatch.base.errors import InvalidRequest
+from everbatch.engine.sampling_params import SamplingParams
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+_SAMPLING_KEYS = frozenset(SamplingParams.__dataclass_fields__)
+
+
+@dataclass(slots=True)
+class Task:
+    """One line: what to answer, and how. `prompt` is text or token ids; None with `messages`."""
+
+    number: int
+    id: object
+    prompt: str | list[int] | None
+    messages: list[dict[str, object]] | None
+    params: SamplingParams
+
+
+def read_tasks(path: str, defaults: dict[str, Any]) -> list[Task]:
+    """Read all prompts of a file, or of standard input if it is "-".
+
+    `defaults` are the sampling options of lines that do not say otherwise. Raises InvalidRequest
+    that names the first bad line.
+    """
+    lines = _read_lines(path)
+    # Options that no line could have are told as what they are.
+    SamplingParams(**defaults)
+    tasks = [_parse(line, number, defaults) for number, line in lines]
+    if not tasks:
+        raise InvalidRequest(f"there are no prompts in {_named(path)}: write one a line")
+    return tasks
+
+
+def _read_lines(path: str) -> list[tuple[int, str]]:
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot read the prompts from {_named(path)} ({error.strerror}): check --prompts"
+        ) from error
+    lines = []
+    # JSON may hold other characters that end lines for Python, so only "\n" does here.
+    for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        try:
+            line = raw.decode("utf-8").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"line {number} is not UTF-8: {error.reason}") from error
+        if line.strip():
+            lines.append((number, line))
+    return lines
+
+
+def _named(path: str) -> str:
+    return "standard input" if path == "-" else path
+
+
+def _parse(line: str, number: int, defaults: dict[str, Any]) -> Task:
+    if not line.lstrip().startswith("{"):
+        return Task(number, None, line, None, _params(defaults, {}, number))
+    try:
+        facts = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f'line {number} starts with "{{" but is not JSON: {error}') from error
+    given = [key for key in PROMPT_KEYS if key in facts]
+    if len(given) != 1:
+        raise InvalidRequest(f"line {number} must have exactly one of {', '.join(PROMPT_KEYS)}")
+    unknown = [key for key in facts if key not in (*PROMPT_KEYS, *_SAMPLING_KEYS, "id")]
+    if unknown:
+        raise InvalidRequest(f"line {number} has the unknown field {', '.join(unknown)}")
+    [key] = given
+    wanted = {"prompt": str | list, "prompt_token_ids": list, "messages": list}[key]
+    if not isinstance(facts[key], wanted):
+        kinds = "text or a list of token ids" if key == "prompt" else "a list"
+        raise InvalidRequest(
+            f"line {number}: {key} must be {kinds}, not {type(facts[key]).__name__}"
+        )
+    sampling = {name: value for name, value in facts.items() if name in _SAMPLING_KEYS}
+    params = _params(defaults, sampling, number)
+    if key == "messages":
+        return Task(number, facts.get("id"), None, facts[key], params)
+    return Task(number, facts.get("id"), facts[key], None, params)
+
+
+def _params(defaults: dict[str, Any], given: dict[str, Any], number: int) -> SamplingParams:
+    try:
+        return SamplingParams(**{**defaults, **given})
+    except InvalidRequest as error:
+        raise InvalidRequest(f"line {number}: {error}", error.param) from error
