@@ -229,10 +229,11 @@ class LLM:
                     self._take(result, running, on_finished)
                     self._fill(pending, running, results)
         finally:
-            # An interrupt, or an error above: nothing of this call may go on running.
+            # After an interrupt, or an error above, nothing of this call may go on running.
             for request_id in running:
                 engine.abort(request_id)
-            if running and is_between_steps:
+            # Aborts, those of stop strings too, are told at a boundary.
+            if is_between_steps and engine.has_work:
                 engine.step()
         return results
 
