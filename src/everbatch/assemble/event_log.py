@@ -1,7 +1,8 @@
 """The event log of a running engine, as a file.
 
 Belongs here: opening, flushing, and what happens when the disk is full. Not here: the format
-(base.eventlog). Called by Engine after every step, on the engine's thread.
+(base.eventlog). Called by Engine after every step, on the engine's thread; closed by whoever built
+the engine, who does not always wait for that thread.
 """
 
 import errno
@@ -9,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import TextIO
 
 from everbatch.base.clock import Clock
@@ -37,6 +39,7 @@ class EventLogFile:
         self._clock = clock
         self._file: TextIO | None = None
         self._writer: EventLogWriter | None = None
+        self._lock = Lock()
         self._last_flush_ns = clock.now_ns()
         try:
             _keep_older(path)
@@ -63,27 +66,29 @@ class EventLogFile:
 
     def write(self, events: Sequence[Event], *, is_idle: bool) -> None:
         """Append events. `is_idle`: nothing will follow soon, so nothing may stay in memory."""
-        if self._writer is None:
-            return
-        try:
-            self._writer.write(events)
-            now_ns = self._clock.now_ns()
-            if is_idle or now_ns - self._last_flush_ns >= FLUSH_INTERVAL_NS:
-                self._writer.flush()
-                self._last_flush_ns = now_ns
-        except OSError as error:
-            self._give_up(error)
+        with self._lock:
+            if self._writer is None:
+                return
+            try:
+                self._writer.write(events)
+                now_ns = self._clock.now_ns()
+                if is_idle or now_ns - self._last_flush_ns >= FLUSH_INTERVAL_NS:
+                    self._writer.flush()
+                    self._last_flush_ns = now_ns
+            except OSError as error:
+                self._give_up(error)
 
     def close(self) -> None:
-        """Write what is left."""
-        try:
-            if self._writer is not None:
-                self._writer.flush()
-            if self._file is not None:
-                self._file.close()
-        except OSError as error:
-            self._give_up(error)
-        self._writer = self._file = None
+        """Write what is left; what comes afterwards is passed over."""
+        with self._lock:
+            try:
+                if self._writer is not None:
+                    self._writer.flush()
+                if self._file is not None:
+                    self._file.close()
+            except OSError as error:
+                self._give_up(error)
+            self._writer = self._file = None
 
     def _give_up(self, error: OSError) -> None:
         self._writer = None
