@@ -14,7 +14,7 @@ _RELAXED = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-QUICK = settings(derandomize=True, max_examples=150, stateful_step_count=40, **_RELAXED)
+QUICK = settings(derandomize=True, max_examples=400, stateful_step_count=40, **_RELAXED)
 FULL = settings(max_examples=4_000, stateful_step_count=80, print_blob=True, **_RELAXED)
 
 MAX_PROMPT_TOKENS = 14

@@ -21,6 +21,7 @@ HASHERS = {
     "blake2b": hash_block,
     "four bits": lambda parent, tokens: bytes([hash_block(parent, tokens)[0] & 15]),
     "constant": lambda parent, tokens: b"",
+    "no parent": lambda parent, tokens: tokens,
 }
 
 Prefix = tuple[str, tuple[int, ...]]
@@ -193,6 +194,16 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.forget_content(reader.table)
         for block in reader.table:
             self.model.content.pop(block, None)
+
+    @precondition(lambda self: self.saved is None and self.model.cached)
+    @rule(data=st.data())
+    def overwrite(self, data):
+        """Somebody who failed has written a cached block."""
+        block = data.draw(st.sampled_from(self.model.cached))
+        self.pool.forget_content([block])
+        self.model.cached.remove(block)
+        self.model.content.pop(block)
+        self.model.free.append(block)
 
     @invariant()
     def agrees_with_the_model(self):

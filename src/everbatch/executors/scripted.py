@@ -67,8 +67,6 @@ class ScriptedExecutor:
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Carry out a plan, checking it on the way."""
         self.num_steps += 1
-        if self.num_steps in self.failing_steps:
-            raise ExecutorError(f"pass {self.num_steps} was told to fail")
         self._apply_changes(plan)
         emitting: list[int] = []
         for chunk in plan.chunks:
@@ -80,6 +78,9 @@ class ScriptedExecutor:
             assert row.num_computed == len(row.tokens) - 1, "a decode has one pending token"
             self._write_kv(row, row.num_computed, 1)
             emitting.append(slot)
+        if self.num_steps in self.failing_steps:
+            # As late as can be: slots have changed and blocks have been written.
+            raise ExecutorError(f"pass {self.num_steps} was told to fail")
         return self._emit(emitting)
 
     def reset(self) -> None:

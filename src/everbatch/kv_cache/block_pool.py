@@ -182,13 +182,16 @@ class BlockPool:
         self._note(self._undo_register, chain, block)
 
     def forget_content(self, blocks: Sequence[int]) -> None:
-        """Find what `blocks` hold for nobody new; their readers keep reading. Not undone."""
+        """Let nobody find what `blocks` hold any more; their readers keep reading. Not undone."""
         assert self._journal is None
         for block in blocks:
-            check(self._ref_counts[block] > 0, "a block without reader was named", block=block)
             cached = self._contents.pop(block, None)
-            if cached is not None:
-                del self._index[cached.content.digest]
+            if cached is None:
+                continue
+            del self._index[cached.content.digest]
+            if self._ref_counts[block] == 0:
+                self._lru.remove(block)
+                self._free.append(block)
 
     def forget_entries(self, chain: ContentChain) -> None:
         """Note that the chain's request holds none of its blocks any more."""

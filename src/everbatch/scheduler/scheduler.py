@@ -129,6 +129,9 @@ class Scheduler:
         draft = self._draft
         assert draft is not None
         self.rollback(plan)
+        # The pass may have written blocks that the plan took and the rollback gave back.
+        for blocks in draft.new_blocks.values():
+            self.state.pool.forget_content(blocks)
         self._events.append(StepFailed(now_ns, plan.step, message))
         admitted = list(draft.hits)
         for request in [*filter(None, self.state.slots), *admitted]:

@@ -87,6 +87,17 @@ def test_content_of_a_failed_plan_is_not_hit():
     assert world.texts["b"] == alone(clients[1])
 
 
+def test_cached_blocks_that_a_failed_pass_has_overwritten_are_not_hit():
+    # `b` takes the blocks of `a`, writes them, and the pass fails; then `a` comes again.
+    again = client("c", 12, 2, stream=0, arrival=3)
+    clients = [client("a", 12, 1, stream=0), client("b", 12, 3, arrival=2), again]
+    world = run_world(clients, num_blocks=4, failing_steps=[2], enable_prefix_caching=True)
+
+    assert world.ends["b"] == [FinishReason.ERROR]
+    assert world.texts["c"] == alone(again)
+    assert 0 < finals(world)["c"].cached_tokens < 8
+
+
 def test_victims_of_a_failed_plan_end_with_the_others():
     # The pass in which `b` would have yielded fails.
     world = run_world([client("a", 4, 7), client("b", 6, 7)], num_blocks=4, failing_steps=[4])

@@ -46,6 +46,10 @@ def one_bit_hash(parent, tokens):
     return bytes([(sum(parent) + sum(tokens)) % 2])
 
 
+def hash_without_parent(parent, tokens):
+    return tokens
+
+
 def test_blocks_are_handed_out_once_each():
     pool = BlockPool(4)
     blocks = pool.allocate(3)
@@ -150,7 +154,7 @@ def test_salts_never_share():
         assert len(pool.match(chain_of([1, 2], salt="a", hasher=hasher), 1)) == 1
 
 
-@pytest.mark.parametrize("hasher", [constant_hash, one_bit_hash])
+@pytest.mark.parametrize("hasher", [constant_hash, one_bit_hash, hash_without_parent])
 def test_texts_whose_hashes_collide_never_mix(hasher):
     texts = [[a, b, c, d] for a in (1, 2) for b in (1, 2) for c in (1, 2) for d in (1, 2)]
     pool = BlockPool(64)
@@ -164,6 +168,14 @@ def test_texts_whose_hashes_collide_never_mix(hasher):
 
     assert len(held) == 16
     verify_pool(pool, list(held.values()))
+
+
+def test_a_repeated_block_is_not_taken_for_the_first_one():
+    # Under this hash both blocks of 1 2 1 2 are one; what follows them follows not 1 2.
+    pool = BlockPool(8)
+    store(pool, [1, 2, 1, 2, 3, 4], hasher=hash_without_parent)
+
+    assert len(pool.match(chain_of([1, 2, 3, 4], hasher=hash_without_parent), 2)) == 1
 
 
 def test_one_block_is_kept_for_each_content():
@@ -221,6 +233,17 @@ def test_forgotten_content_is_found_no_more_but_stays_readable():
     pool.release(reader)
 
     assert counts(pool) == (4, 0, 0)
+
+
+def test_a_cached_block_whose_content_is_forgotten_becomes_free():
+    pool = BlockPool(4)
+    table, _ = store(pool, [1, 2, 3, 4])
+    pool.release(table)
+    pool.forget_content(table[:1])
+
+    assert counts(pool) == (3, 1, 0)
+    assert pool.match(chain_of([1, 2, 3, 4]), 2) == []
+    assert sorted(pool.allocate(4)) == [0, 1, 2, 3]
 
 
 def test_a_block_without_reader_cannot_be_released():
