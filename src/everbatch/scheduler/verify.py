@@ -47,6 +47,12 @@ def verify_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     # I6: nobody is granted two things.
     slots = [*(chunk.slot for chunk in plan.chunks), *plan.joined]
     check(len(set(slots)) == len(slots), "a plan names a slot twice", slots=slots)
+    check(
+        len(set(plan.released)) == len(plan.released) and set(plan.preempted) <= set(plan.released),
+        "a plan releases a slot twice, or keeps the tokens of one that is not released",
+        released=plan.released,
+        preempted=plan.preempted,
+    )
     members = {request.slot for request in scheduler.state.decodes}
     decodes = (members - set(plan.left) - set(plan.released)) | set(plan.joined)
     check(

@@ -180,3 +180,29 @@ def test_a_failed_row_leaves_nothing_behind_to_be_hit():
     assert finals(world)["a"].output_tokens == 2
     assert admissions(world, "b") == [0]
     assert world.texts["b"] == alone(next_one)
+
+
+def test_a_block_that_a_failed_row_has_just_filled_is_not_hit():
+    # With output 5 four outputs are consumed, and block 5 is full.
+    bad = same("a", 16, 9)
+    world = World(make_config(**CACHED), [bad])
+    world.executor.failing_outputs = {"a": 5}
+    world.run()
+
+    assert len(world.texts["a"]) == 4
+    assert world.engine.stats().num_free_blocks == 64
+
+
+def test_hits_that_are_computed_after_all_count_as_recomputed():
+    # `b` hits what `first` left, yields to `a`, and finds its blocks taken when it comes back.
+    clients = [
+        same("first", 8, 1),
+        client("a", 3, 16, arrival=1),
+        same("b", 12, 3, arrival=1),
+    ]
+    world = run_world(clients, num_blocks=5, **CACHED)
+
+    assert admissions(world, "b") == [8, 0]
+    assert finals(world)["b"].cached_tokens == 8
+    # It had two outputs: 13 tokens of history, 8 of which it had not computed itself.
+    assert finals(world)["b"].recomputed_tokens == 13

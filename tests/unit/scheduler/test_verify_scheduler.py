@@ -61,6 +61,8 @@ def test_a_sound_plan_passes():
         lambda plan: plan.chunks.append(plan.chunks[0]),
         lambda plan: plan.joined.clear(),
         lambda plan: plan.joined.append(plan.chunks[0].slot),
+        lambda plan: plan.preempted.append(3),
+        lambda plan: plan.released.extend([3, 3]),
     ],
 )
 def test_each_broken_plan_is_seen(change):

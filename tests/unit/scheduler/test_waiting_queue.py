@@ -58,6 +58,17 @@ def test_a_victim_comes_back_before_those_who_arrived_later():
     assert queue.peek() is requests[1]
 
 
+def test_victims_come_back_before_a_head_that_has_moved_on():
+    queue, requests = filled(*range(12))
+    for number in range(4):
+        queue.remove(requests[number])
+    for number in (2, 0, 3, 1):
+        queue.push(requests[number])
+
+    assert numbers(queue) == list(range(12))
+    assert len(queue) == 12
+
+
 def test_who_left_and_came_back_stands_there_once():
     queue, requests = filled(0, 1, 2)
     for _ in range(3):
