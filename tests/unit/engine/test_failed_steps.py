@@ -79,6 +79,20 @@ def test_every_step_may_fail_once():
                 assert end is FinishReason.ERROR or world.texts[c.id] == text
 
 
+def test_who_left_while_a_pass_failed_has_left():
+    world = World(make_config(max_num_seqs=1), [client("a", 5, 6), client("b", 5, 6)])
+    world.arrive()
+    scheduler = world.engine.scheduler
+    plan = scheduler.schedule(0)
+    scheduler.abort("b", FinishReason.ABORT, 0)
+    events = scheduler.fail_step(plan, "it failed", 0)
+
+    assert [(e.id, e.reason) for e in events if e.kind == "finished"] == [
+        ("a", "error"),
+        ("b", "abort"),
+    ]
+
+
 def test_content_of_a_failed_plan_is_not_hit():
     clients = [client("a", 16, 1, stream=0), client("b", 16, 1, stream=0, arrival=1)]
     world = run_world(clients, failing_steps=[1], enable_prefix_caching=True)

@@ -57,3 +57,8 @@ def test_a_block_that_was_added_again_meanwhile_returns_to_its_old_place():
 
     assert list(lru) == [0, 1, 2]
     assert len(lru) == 3
+
+    lru.remove(0)
+
+    assert list(lru) == [1, 2]
+    assert [lru.pop_oldest(), lru.pop_oldest(), len(lru)] == [1, 2, 0]

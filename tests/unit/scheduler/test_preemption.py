@@ -141,6 +141,27 @@ def test_a_stalled_decode_goes_on_when_blocks_come_back():
     assert world.texts["b"] == alone(clients[1])
 
 
+def test_a_block_that_comes_back_goes_to_the_most_senior_who_lacks_one():
+    # `a` stalls in step 2; in step 3 `b` is full too, and `c` has left one block.
+    clients = [client("a", 4, 4), client("b", 3, 4), client("c", 3, 2)]
+    world = run_world(clients, num_blocks=3, preemption_trigger="stall")
+
+    assert [r.emitted for r in world.records[1:3]] == [["b", "c"], ["a"]]
+    assert [d[:3] for d in deferrals(world)] == [(2, "a", "kv_budget"), (3, "b", "kv_budget")]
+
+
+def test_a_victim_gives_back_the_block_that_the_plan_gave_it():
+    # In step 2 `b` decodes into the last block; then `a`, whose prompt is older, lacks one.
+    clients = [client("a", 12, 1), client("b", 4, 3)]
+    world = run_world(clients, num_blocks=3, long_prefill_token_threshold=4, admission="now")
+
+    assert preemptions(world)[0] == (2, "b")
+    assert world.records[1].scheduled == {"a": 4}
+    assert world.records[1].decodes == 0
+    assert world.records[1].free_blocks == 1
+    assert world.texts == {c.id: alone(c) for c in clients}
+
+
 def test_deferred_calls_in_a_row_are_at_most_the_slots():
     clients = [client(id, 4, 8) for id in "abcd"]
     world = run_world(clients, num_blocks=4, preemption_trigger="stall")
