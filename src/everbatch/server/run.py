@@ -104,6 +104,13 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self._on_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn would leave it to be cancelled, and log that as an error. It is quick: the
+            # engine was abandoned.
+            await self.lifespan.shutdown()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; uvicorn installs this as the handler while it serves."""
         self._loop.call_soon_threadsafe(self._stop_step)

@@ -92,13 +92,15 @@ def test_bad_line_is_named(tmp_path: Path, line: str | bytes, words: str) -> Non
 
 
 def test_bad_option_for_all_lines_is_no_line_s(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="^max_tokens must lie in"):
+    with pytest.raises(InvalidRequest, match=r"^max_tokens must lie in"):
         tasks_of(tmp_path, "fine", max_tokens=0)
 
 
 @pytest.mark.parametrize("content", ["", "\n \n\t\n"])
 def test_file_without_prompts_is_refused(tmp_path: Path, content: str) -> None:
-    with pytest.raises(InvalidRequest, match="there are no prompts in .*prompts: write one a line"):
+    with pytest.raises(
+        InvalidRequest, match=r"there are no prompts in .*prompts: write one a line"
+    ):
         tasks_of(tmp_path, content)
 
 
