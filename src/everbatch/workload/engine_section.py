@@ -1,0 +1,77 @@
+"""[engine] of a scenario: every option of the scheduler, under its public name.
+
+Belongs here: names, defaults and types of the options, which are a public format. Not here: which
+values are possible, alone and together; SchedulerConfig decides that. Called by scenario.py.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+from everbatch.base.errors import ConfigError
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.workload.fields import Fields, shown
+
+SIZES = ("max_num_seqs", "max_num_batched_tokens", "num_blocks")
+"""Options without a default: a scenario must give them."""
+
+DEFAULTS: dict[str, bool | int | float | str] = {
+    "batching": "continuous",
+    "max_model_len": 0,
+    "block_size": 16,
+    "num_host_blocks": 0,
+    "enable_chunked_prefill": True,
+    "enable_prefix_caching": False,
+    "long_prefill_token_threshold": 0,
+    "min_prefill_tokens": 0,
+    "prefill_aging_steps": 0,
+    "policy": "fcfs",
+    "aging_steps": 0,
+    "backfill": "none",
+    "admission": "prompt",
+    "watermark": 0.0,
+    "preemption_trigger": "shortage",
+    "preemption_mode": "recompute",
+    "preemption_extent": "whole",
+    "preemption_victim": "newest",
+    "max_preemptions": 0,
+    "max_queue_requests": 0,
+    "max_queue_tokens": 0,
+}
+OPTIONS = (*SIZES, *DEFAULTS)
+
+_KINDS = {
+    bool: ("true or false", (bool,)),
+    int: ("an integer", (int,)),
+    float: ("a number", (int, float)),
+    str: ("a string", (str,)),
+}
+
+
+def read_engine(table: object) -> SchedulerConfig:
+    """Read [engine]; ConfigError names the option that is unknown, missing or impossible."""
+    section = Fields(table, "[engine]", OPTIONS)
+    for name in SIZES:
+        section.required(name, "a scenario must give the sizes")
+    options = {name: _typed(section, name) for name in OPTIONS if name in section}
+    known = {field.name for field in fields(SchedulerConfig)}
+    for name, value in options.items():
+        if name not in known and value != DEFAULTS[name]:
+            raise ConfigError(
+                f"[engine] {name} is {shown(value)}, but this version has {name} "
+                f"{shown(DEFAULTS[name])} only"
+            )
+    given: dict[str, Any] = {**DEFAULTS, **options}
+    try:
+        return SchedulerConfig(**{name: value for name, value in given.items() if name in known})
+    except ConfigError as error:
+        raise ConfigError(f"[engine] {error}") from error
+
+
+def _typed(section: Fields, name: str) -> bool | int | float | str:
+    value = section.get(name)
+    wanted = type(DEFAULTS[name]) if name in DEFAULTS else int
+    what, types = _KINDS[wanted]
+    if not isinstance(value, types) or (isinstance(value, bool) and wanted is not bool):
+        raise section.wrong(name, what)
+    assert isinstance(value, bool | int | float | str)
+    return value
