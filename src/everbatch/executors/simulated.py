@@ -1,0 +1,153 @@
+"""The executor of the virtual clock: it computes no tokens, it only knows when they would end.
+
+Belongs here: who has emitted how many outputs, who ends by itself, which token ids stand where, and
+how long a pass takes (`step_time`). The scheduler never learns how long an output will be; this
+executor reports it in the pass in which it happens. A running request costs nothing in a pass in
+which it only decodes: like the scheduler's decode set it keeps a calendar. Called by sim.
+
+Token ids are those of streams handed in as ranges and arrays. They are read only for prefix caching
+(TokenStore), as slices.
+"""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from everbatch.base.clock import VirtualClock
+from everbatch.engine.engine import EngineRequest
+from everbatch.engine.executor import EmittedTokens
+from everbatch.scheduler.plan import Admission, StepOutcome, StepPlan
+
+StepTime = Callable[[StepPlan], int]
+"""Gives the duration of a pass, in the units of the clock."""
+
+NOTHING_TO_STREAM = EmittedTokens((), (), None)
+
+Piece: TypeAlias = "range | array[int]"
+"""Consecutive ids, or ids as they are written; both are sliced, not walked through."""
+
+
+def one_tick(plan: StepPlan) -> int:
+    """Every pass takes one tick: the clock of steps."""
+    return 1
+
+
+@dataclass(slots=True, frozen=True)
+class SimulatedText:
+    """A request's token ids, prompt and outputs, piece by piece; 32-bit integers.
+
+    `output_tokens` is the number of outputs after which the model ends by itself.
+    """
+
+    pieces: tuple[Piece, ...]
+    output_tokens: int
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Give the ids [start, stop) as little-endian 32-bit integers."""
+        ids = array("i")
+        for piece in self.pieces:
+            if stop <= 0:
+                break
+            if start < len(piece):
+                ids.extend(piece[max(0, start) : stop])
+            start, stop = start - len(piece), stop - len(piece)
+        assert stop <= 0, "tokens that nobody knows were asked for"
+        return ids.tobytes()
+
+
+@dataclass(slots=True)
+class _Row:
+    """One slot's request; `num_outputs` as of `joined_at`, the pass after which it decodes."""
+
+    text: SimulatedText
+    num_outputs: int
+    joined_at: int | None = None
+
+
+class SimulatedExecutor:
+    """Carries out plans on a virtual clock, which it moves by what each pass takes."""
+
+    def __init__(self, clock: VirtualClock, step_time: StepTime = one_tick) -> None:
+        self._clock = clock
+        self._step_time = step_time
+        self._rows: dict[int, _Row] = {}
+        self._ends_at: dict[int, dict[int, None]] = {}
+        """Slots by the pass that emits their last output."""
+        self._num_passes = 0
+        self._num_decodes = 0
+
+    @property
+    def tokens(self) -> "SimulatedExecutor":
+        return self
+
+    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
+        """Give token ids as bytes (scheduler.plan.TokenStore)."""
+        return _text_of(payload).read(start, stop)
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """Let one pass go by; gives who ended by itself in it."""
+        for slot in plan.released:
+            if slot in self._rows:
+                self._leave(slot)
+                del self._rows[slot]
+        for slot in plan.left:
+            self._leave(slot)
+        for admission in plan.admitted:
+            self._admit(admission)
+        for slot in plan.joined:
+            self._join(slot)
+        assert self._num_decodes == plan.num_decodes, "the decode sets differ"
+        self._num_passes += 1
+        stopped = list(self._ends_at.pop(self._num_passes, ()))
+        for chunk in plan.chunks:
+            if chunk.emits:
+                row = self._rows[chunk.slot]
+                row.num_outputs += 1
+                if row.num_outputs == row.text.output_tokens:
+                    stopped.append(chunk.slot)
+        self._clock.advance(self._step_time(plan))
+        return StepOutcome(stopped=stopped, tokens=NOTHING_TO_STREAM)
+
+    def reset(self) -> None:
+        """Forget all slots (engine.executor.Executor)."""
+        self._rows.clear()
+        self._ends_at.clear()
+        self._num_decodes = 0
+
+    def _admit(self, admission: Admission) -> None:
+        assert admission.slot not in self._rows, "a slot was given away twice"
+        text = _text_of(admission.payload)
+        self._rows[admission.slot] = _Row(text, admission.num_output_tokens)
+
+    def _join(self, slot: int) -> None:
+        row = self._rows[slot]
+        assert row.joined_at is None, "a member joined again"
+        row.joined_at = self._num_passes
+        self._num_decodes += 1
+        self._ends_at.setdefault(self._end(row), {})[slot] = None
+
+    def _leave(self, slot: int) -> None:
+        row = self._rows[slot]
+        if row.joined_at is None:
+            return
+        end = self._end(row)
+        row.num_outputs += self._num_passes - row.joined_at
+        row.joined_at = None
+        self._num_decodes -= 1
+        due = self._ends_at.get(end)
+        if due is not None:
+            due.pop(slot, None)
+            if not due:
+                del self._ends_at[end]
+
+    def _end(self, row: _Row) -> int:
+        assert row.joined_at is not None
+        return row.joined_at + row.text.output_tokens - row.num_outputs
+
+
+def _text_of(payload: object) -> SimulatedText:
+    assert isinstance(payload, EngineRequest)
+    text = payload.prompt_token_ids
+    assert isinstance(text, SimulatedText)
+    return text
