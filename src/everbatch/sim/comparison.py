@@ -1,0 +1,195 @@
+"""Two runs side by side: whether they may be compared, what differs, who pays.
+
+Works on summaries, fresh or saved; pure. Called by `everbatch compare`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from everbatch.base.errors import ConfigError
+from everbatch.sim.summary import Summary
+
+FIGURES = (
+    "steps",
+    "slot_iterations",
+    "useful_tokens",
+    "slot_occupancy",
+    "masked_slot_iterations",
+    "scheduled_tokens",
+    "recomputed_tokens",
+    "recomputed_token_ratio",
+    "num_preemptions",
+    "peak_blocks",
+    "prefix_cache_hit_tokens",
+    "num_rejected",
+)
+LATENCIES = ("ttft", "itl", "tpot", "e2e")
+NEEDED = ("clock", "horizon", "config", "workload", *FIGURES, *LATENCIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One fact, as it is in A and in B."""
+
+    name: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """A request that fares otherwise in B. Times are steps; None: not within the run.
+
+    `delay` is how much later it ends in B, or None where it ends in one run only, or in neither.
+    """
+
+    id: str
+    first_token: tuple[int | None, int | None]
+    finished: tuple[int | None, int | None]
+    output_tokens: tuple[int, int]
+    note: str
+    delay: int | None
+    pays: bool
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What tells two runs apart."""
+
+    obstacles: list[Difference] = field(default_factory=list)
+    """Why the figures cannot be held against each other."""
+    config: list[Difference] = field(default_factory=list)
+    figures: list[Difference] = field(default_factory=list)
+    num_same_figures: int = 0
+    paying: list[Fate] = field(default_factory=list)
+    """Requests that fare worse in B, the worst first."""
+    num_gaining: int = 0
+    num_unchanged: int = 0
+    has_requests: bool = True
+
+
+def compare(a: Summary, b: Summary) -> Comparison:
+    """Compare two summaries; what may not be compared is told in `obstacles`."""
+    result = Comparison(obstacles=_obstacles(a, b), config=_config(a, b))
+    for difference in _figures(a, b):
+        if difference.a == difference.b:
+            result.num_same_figures += 1
+        else:
+            result.figures.append(difference)
+    if "requests" not in a or "requests" not in b:
+        result.has_requests = False
+        return result
+    for request_id, in_a in a["requests"].items():
+        in_b = b["requests"].get(request_id)
+        if in_b is not None:
+            _sort_fate(result, _fate(request_id, in_a, in_b))
+    # The sort is stable: equals stay in the order of the file.
+    result.paying.sort(key=_severity, reverse=True)
+    return result
+
+
+def check_summary(data: object, source: str) -> Summary:
+    """Give a saved summary, or say what it lacks."""
+    missing = [key for key in NEEDED if key not in data] if isinstance(data, dict) else NEEDED
+    if not isinstance(data, dict) or missing:
+        raise ConfigError(
+            f"{source} is no summary of `everbatch simulate --json`: it lacks {', '.join(missing)}"
+        )
+    return data
+
+
+def _obstacles(a: Summary, b: Summary) -> list[Difference]:
+    facts = [
+        Difference("arrivals", _arrivals(a), _arrivals(b)),
+        Difference("slots", a["config"]["max_num_seqs"], b["config"]["max_num_seqs"]),
+        Difference("horizon", a["horizon"], b["horizon"]),
+        Difference("clock", a["clock"], b["clock"]),
+    ]
+    return [fact for fact in facts if fact.a != fact.b]
+
+
+def _arrivals(summary: Summary) -> str:
+    workload = summary["workload"]
+    return f"{workload['num_requests']:,} requests ({workload['digest'][:8]})"
+
+
+def _config(a: Summary, b: Summary) -> list[Difference]:
+    names = dict.fromkeys([*a["config"], *b["config"]])
+    facts = [Difference(name, a["config"].get(name), b["config"].get(name)) for name in names]
+    return [fact for fact in facts if fact.a != fact.b]
+
+
+def _figures(a: Summary, b: Summary) -> list[Difference]:
+    facts = [Difference(name, a[name], b[name]) for name in FIGURES]
+    causes = dict.fromkeys([*a["idle_slot_iterations"], *b["idle_slot_iterations"]])
+    for cause in causes:
+        idle_a, idle_b = a["idle_slot_iterations"], b["idle_slot_iterations"]
+        facts.append(Difference(f"idle: {cause}", idle_a.get(cause, 0), idle_b.get(cause, 0)))
+    for name in LATENCIES:
+        facts += [Difference(f"{name} {key}", a[name][key], b[name].get(key)) for key in a[name]]
+    return facts
+
+
+def _fate(request_id: str, a: dict[str, Any], b: dict[str, Any]) -> Fate | None:
+    """Say how a request fares in B, or None if no different."""
+    keys = ("first_token_step", "finished_step", "output_tokens", "finish_reason", "rejected")
+    if all(a[key] == b[key] for key in keys) and a["num_preemptions"] == b["num_preemptions"]:
+        return None
+    delay = None
+    if a["finished_step"] is not None and b["finished_step"] is not None:
+        delay = b["finished_step"] - a["finished_step"]
+    return Fate(
+        id=request_id,
+        first_token=(a["first_token_step"], b["first_token_step"]),
+        finished=(a["finished_step"], b["finished_step"]),
+        output_tokens=(a["output_tokens"], b["output_tokens"]),
+        note=_note(a, b),
+        delay=delay,
+        pays=_rank(b) < _rank(a),
+    )
+
+
+def _rank(facts: dict[str, Any]) -> tuple[Any, ...]:
+    """Order fates from bad to good: served at all, ended, how much, how soon, in peace."""
+    done = facts["finish_reason"] in ("stop", "length")
+    never = float("-inf")
+    finished, first = facts["finished_step"], facts["first_token_step"]
+    return (
+        facts["rejected"] is None,
+        done,
+        0 if done else facts["output_tokens"],
+        -finished if done and finished is not None else never,
+        -first if first is not None else never,
+        -facts["num_preemptions"],
+    )
+
+
+def _note(a: dict[str, Any], b: dict[str, Any]) -> str:
+    if b["rejected"] and not a["rejected"]:
+        return "refused in B"
+    if a["rejected"] and not b["rejected"]:
+        return "refused in A"
+    if a["finish_reason"] != b["finish_reason"]:
+        return f"{a['finish_reason'] or a['state']} → {b['finish_reason'] or b['state']}"
+    if a["num_preemptions"] != b["num_preemptions"]:
+        return f"preemptions {a['num_preemptions']} → {b['num_preemptions']}"
+    return ""
+
+
+def _sort_fate(result: Comparison, fate: Fate | None) -> None:
+    if fate is None:
+        result.num_unchanged += 1
+    elif fate.pays:
+        result.paying.append(fate)
+    else:
+        result.num_gaining += 1
+
+
+def _severity(fate: Fate) -> tuple[float, float, float]:
+    """Who did not end in B comes first, by tokens lost; then the longest delays."""
+    tokens_lost = fate.output_tokens[0] - fate.output_tokens[1]
+    first_a, first_b = fate.first_token
+    later_start = first_b - first_a if first_a is not None and first_b is not None else 0
+    if fate.delay is None:
+        return float("inf"), tokens_lost, later_start
+    return fate.delay, tokens_lost, later_start

@@ -1,0 +1,46 @@
+"""Gives every request of a scenario its token ids, as ranges: nothing is made token by token.
+
+Equal text names are equal streams, so the first ids of a name are the same for every count. Private
+tokens and outputs belong to one request. Written token ids are not negative; all others are, so the
+two never meet.
+"""
+
+from collections.abc import Iterable
+
+from everbatch.executors.simulated import Piece, SimulatedText
+from everbatch.workload.requests import RequestSpec
+
+LOWEST_ID = -(1 << 31)
+
+
+class TextMaker:
+    """Hands out ranges of ids. After 2**31 tokens private ids come again, from the start."""
+
+    def __init__(self, specs: Iterable[RequestSpec]) -> None:
+        longest: dict[str, int] = {}
+        for spec in specs:
+            for segment in spec.prompt.segments:
+                if segment.text is not None:
+                    longest[segment.text] = max(segment.tokens, longest.get(segment.text, 0))
+        self._next_id = self._first_private_id = LOWEST_ID
+        self._streams = {name: self._take(count) for name, count in longest.items()}
+        self._first_private_id = self._next_id
+
+    def make(self, spec: RequestSpec) -> SimulatedText:
+        """Make a request's text; call it once a request."""
+        prompt = spec.prompt
+        pieces: list[Piece] = [] if prompt.token_ids is None else [prompt.token_ids]
+        for segment in prompt.segments:
+            if segment.text is None:
+                pieces.append(self._take(segment.tokens))
+            else:
+                pieces.append(self._streams[segment.text][: segment.tokens])
+        pieces.append(self._take(min(spec.output_tokens, spec.max_tokens)))
+        return SimulatedText(tuple(pieces), spec.output_tokens)
+
+    def _take(self, count: int) -> range:
+        if self._next_id + count > 0:
+            self._next_id = self._first_private_id
+        start = self._next_id
+        self._next_id = start + count
+        return range(start, self._next_id)
