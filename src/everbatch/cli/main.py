@@ -21,6 +21,9 @@ COMMANDS = {
     "serve": "Serve a model through an OpenAI-compatible HTTP API.",
     "chat": "Talk to a running server in the terminal.",
     "generate": "Answer a file of prompts and write JSON Lines.",
+    "simulate": "Run a scenario on a virtual clock, without a model.",
+    "compare": "Put two simulated runs side by side.",
+    "scenario": "Print a scenario to begin with.",
 }
 
 WELCOME = f"""everbatch {__version__}: LLM serving with continuous batching

@@ -1,0 +1,158 @@
+"""Shows a run's summary to people: figures, times, a timeline of the slots, the requests.
+
+Belongs here: what stands where, and wording. Not here: computing (sim.summary).
+"""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from everbatch.cli.slot_timeline import draw_timeline
+from everbatch.sim.slot_history import SlotHistory
+from everbatch.sim.summary import Summary
+
+MAX_REQUEST_ROWS = 20
+LATENCIES = {
+    "ttft": "time to first token",
+    "itl": "between two tokens",
+    "tpot": "per output token",
+    "e2e": "until the end",
+}
+STATISTICS = ("mean", "p50", "p90", "p99")
+
+
+def make_console() -> Console:
+    """Give a console that takes ids and messages as they are."""
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def print_run(summary: Summary, timeline: SlotHistory, console: Console | None = None) -> None:
+    """Print everything about one run."""
+    console = console or make_console()
+    slots = summary["config"]["max_num_seqs"]
+    console.print(f"{summary['scenario']}: {summary['steps']:,} steps, {slots:,} slots\n")
+    console.print(_figures(summary))
+    console.print()
+    console.print(_latencies(summary))
+    if len(summary["horizons"]) > 1:
+        console.print()
+        console.print(_horizons(summary))
+    console.print()
+    is_unicode = console.encoding.lower().startswith("utf")
+    for line in draw_timeline(timeline, summary["steps"], console.width, unicode=is_unicode):
+        console.print(line, soft_wrap=True)
+    if slots > timeline.num_slots:
+        console.print(f"({slots - timeline.num_slots:,} more slots)")
+    if "requests" in summary:
+        _print_requests(summary["requests"], console)
+
+
+def percent(share: float | None) -> str:
+    """Write a share for people; nothing for none."""
+    return "" if share is None else f"{100 * share:.2f} %"
+
+
+def number(value: float | None) -> str:
+    """Write a number of ticks or tokens for people; nothing for none."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+
+
+def _figures(summary: Summary) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, told in figure_rows(summary):
+        table.add_row(name, told)
+    return table
+
+
+def figure_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Give (name, wording) of a summary's figures."""
+    iterations = summary["slot_iterations"]
+    idle = summary["idle_slot_iterations"]
+    rejected = {"rejected": summary["num_rejected"]} if summary["num_rejected"] else {}
+    return [
+        (
+            "useful tokens",
+            f"{summary['useful_tokens']:,} of {iterations:,} slot iterations "
+            f"({percent(summary['slot_occupancy'])})",
+        ),
+        ("masked", f"{summary['masked_slot_iterations']:,} slot iterations"),
+        ("empty", f"{sum(idle.values()):,} slot iterations{_causes(idle)}"),
+        (
+            "computed tokens",
+            f"{summary['scheduled_tokens']:,} (recomputed {summary['recomputed_tokens']:,}, "
+            f"{percent(summary['recomputed_token_ratio'])})",
+        ),
+        ("from the cache", f"{summary['prefix_cache_hit_tokens']:,} prompt tokens"),
+        ("preemptions", f"{summary['num_preemptions']:,}"),
+        (
+            "most KV blocks",
+            f"{summary['peak_blocks']:,} of {summary['config']['num_blocks']:,}",
+        ),
+        ("ended", _counts({**summary["num_finished"], **rejected}) or "nobody"),
+        ("digest", f"{summary['digest'][:16]}…"),
+    ]
+
+
+def _causes(counts: dict[str, int]) -> str:
+    return f" ({_counts(counts)})" if counts else ""
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def _latencies(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("in steps")
+    for name in STATISTICS:
+        table.add_column(name, justify="right")
+    for key, words in LATENCIES.items():
+        values = summary[key]
+        table.add_row(f"{words} ({key})", *(number(values[name]) for name in STATISTICS))
+    return table
+
+
+def _horizons(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("after step", "useful tokens", "slot iterations", "occupancy", "masked", "empty"):
+        table.add_column(name, justify="right")
+    for point, figures in summary["horizons"].items():
+        table.add_row(
+            point,
+            f"{figures['useful_tokens']:,}",
+            f"{figures['slot_iterations']:,}",
+            percent(figures["slot_occupancy"]),
+            f"{figures['masked_slot_iterations']:,}",
+            f"{sum(figures['idle_slot_iterations'].values()):,}",
+        )
+    return table
+
+
+def _print_requests(requests: dict[str, dict[str, Any]], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("request")
+    table.add_column("state")
+    for name in ("arrival", "wait", "first step", "first token", "end", "outputs", "preempted"):
+        table.add_column(name, justify="right")
+    for request_id, facts in list(requests.items())[:MAX_REQUEST_ROWS]:
+        table.add_row(
+            request_id,
+            "rejected" if facts["rejected"] else (facts["finish_reason"] or facts["state"]),
+            number(facts["arrival"]),
+            number(facts["queue_wait"]),
+            number(facts["first_step"]),
+            number(facts["first_token_step"]),
+            number(facts["finished_step"]),
+            number(facts["output_tokens"]),
+            number(facts["num_preemptions"] or None),
+        )
+    console.print()
+    console.print(table)
+    if len(requests) > MAX_REQUEST_ROWS:
+        console.print(f"({len(requests) - MAX_REQUEST_ROWS:,} more requests: --json has all)")
+    refused = [(name, facts["rejected"]) for name, facts in requests.items() if facts["rejected"]]
+    for name, sentence in refused[:MAX_REQUEST_ROWS]:
+        console.print(f"{name} was refused: {sentence}")

@@ -1,0 +1,122 @@
+"""`everbatch simulate`: run a scenario on the virtual clock and show what came out.
+
+Belongs here: flags, files, exit status. Not here: running (sim), drawing (run_view, slot_timeline).
+No model is loaded. Exit status 3: the run could make no progress; the logs tell up to there.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from everbatch import __version__
+from everbatch.cli.output_files import OutputFiles
+from everbatch.sim.progress import NoProgress
+from everbatch.sim.run import Observer, simulate
+from everbatch.sim.slot_history import SlotHistory
+from everbatch.sim.step_lines import StepLines
+from everbatch.sim.summary import Summary
+from everbatch.workload.builtin_scenarios import builtin_names, builtin_summary, find_scenario
+from everbatch.workload.fields import MAX_INTEGER
+from everbatch.workload.scenario import Scenario
+
+EXIT_NO_PROGRESS = 3
+NO_REQUESTS = "none"
+MAX_TIMELINE_SLOTS = 32
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("simulate", short_help="Run a scenario on a virtual clock, without a model.")
+@click.argument("scenario", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("--steps", type=_FILE, help="Write one JSON object a step to this file.")
+@click.option("--events", type=_FILE, help="Write the event log to this file.")
+@click.option(
+    "--requests",
+    metavar="FILE|none",
+    help="Write the part of each request to this file, or leave it out.",
+)
+@click.option(
+    "--horizon",
+    type=click.IntRange(1, MAX_INTEGER),
+    help="Stop after so many steps, in place of the scenario's horizon.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, MAX_INTEGER), help="Seed, in place of the scenario's."
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    scenario: str | None,
+    as_json: bool,
+    steps: Path | None,
+    events: Path | None,
+    requests: str | None,
+    horizon: int | None,
+    seed: int | None,
+) -> None:
+    """Run SCENARIO: a TOML or JSON file, or the name of a built-in one. Without: list those."""
+    if scenario is None:
+        _list_builtin()
+        return
+    found = find_scenario(scenario).with_run(horizon=horizon, seed=seed)
+    timeline = None if as_json else SlotHistory(min(found.engine.max_num_seqs, MAX_TIMELINE_SLOTS))
+    with OutputFiles() as files:
+        requests_file = None
+        if requests is not None and requests != NO_REQUESTS:
+            requests_file = files.open(Path(requests), "--requests")
+        event_file, step_file = files.open(events, "--events"), files.open(steps, "--steps")
+        try:
+            summary = simulate(found, event_file, _observers(found, timeline, step_file))
+        except NoProgress as error:
+            if requests_file is not None:
+                files.drop(requests_file)
+            # What led there is what one wants to read now.
+            files.commit()
+            click.echo(f"everbatch: {error}", err=True)
+            context.exit(EXIT_NO_PROGRESS)
+        if requests_file is not None:
+            _dump(summary["requests"], requests_file)
+        files.commit()
+    if requests is not None:
+        del summary["requests"]
+    _show(summary, timeline)
+
+
+def _observers(
+    scenario: Scenario, timeline: SlotHistory | None, step_file: TextIO | None
+) -> list[Observer]:
+    observers: list[Observer] = [] if timeline is None else [timeline]
+    if step_file is not None:
+        observers.append(StepLines(step_file, scenario.engine.max_num_seqs))
+    return observers
+
+
+def _show(summary: Summary, timeline: SlotHistory | None) -> None:
+    if timeline is None:
+        told = {"everbatch": __version__, **summary}
+        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        return
+    # rich is imported for a table only: --json starts without it.
+    from everbatch.cli.run_view import print_run
+
+    print_run(summary, timeline)
+
+
+def _dump(part: Any, file: TextIO) -> None:
+    json.dump(part, file, indent=2, ensure_ascii=False)
+    file.write("\n")
+
+
+def _list_builtin() -> None:
+    names = builtin_names()
+    width = max(map(len, names))
+    click.echo("Built-in scenarios (everbatch simulate NAME):\n")
+    for name in names:
+        click.echo(f"  {name.ljust(width)}  {builtin_summary(name)}")
+    click.echo(
+        "\n`everbatch scenario new > my.toml` writes a scenario to begin with, `everbatch scenario "
+        "show NAME`\nprints a built-in one."
+    )
