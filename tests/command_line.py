@@ -1,0 +1,91 @@
+"""Runs the command line inside the test's process, and reads what `simulate` writes.
+
+As users call it: arguments in, exit status, output and files out.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+from everbatch.cli.main import main
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a command gave."""
+
+    status: int
+    out: str
+    err: str
+
+
+@dataclass(slots=True)
+class Run:
+    """One simulated run: its summary, its lines by step, its events."""
+
+    summary: dict[str, Any]
+    lines: dict[int, dict[str, Any]] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def request(self, id: str) -> dict[str, Any]:
+        return self.summary["requests"][id]
+
+    def deferrals(self, id: str) -> list[tuple[str, int, int]]:
+        """Why a request waited, as (reason, needed, available), in order."""
+        return [
+            (event["reason"], event["needed"], event["available"])
+            for event in self.events
+            if event["event"] == "deferred" and event["id"] == id
+        ]
+
+    def chunks(self, id: str) -> list[int]:
+        """How many tokens of a request each step took, while it was in prefill."""
+        return [line["scheduled"][id] for line in self.lines.values() if id in line["prefill"]]
+
+
+def everbatch(*arguments: object) -> Answer:
+    """Call `everbatch` with these arguments."""
+    out, err = StringIO(), StringIO()
+    with (
+        patch.object(sys, "argv", ["everbatch", *map(str, arguments)]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as exit_:
+            status = exit_.code
+    return Answer(status or 0, out.getvalue(), err.getvalue())
+
+
+def simulate(scenario: object, *arguments: object) -> Run:
+    """Run `everbatch simulate SCENARIO` and read all that it can write."""
+    with TemporaryDirectory() as folder:
+        steps, events = Path(folder, "steps.jsonl"), Path(folder, "events.jsonl")
+        answer = everbatch(
+            "simulate", scenario, "--json", "--steps", steps, "--events", events, *arguments
+        )
+        assert answer.status == 0, answer.err
+        lines = {line["step"]: line for line in read_lines(steps)}
+        return Run(json.loads(answer.out), lines, read_lines(events))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def scenario_text(
+    requests: Sequence[dict[str, Any]] = ({"id": "a", "prompt_tokens": 4, "output_tokens": 3},),
+    run: dict[str, Any] | None = None,
+    **engine: Any,
+) -> str:
+    """A scenario as JSON: 4 slots, 512 tokens, 64 blocks of 4."""
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 512, "num_blocks": 64, "block_size": 4}
+    return json.dumps({"engine": {**sizes, **engine}, "run": run or {}, "requests": list(requests)})
