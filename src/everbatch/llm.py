@@ -154,13 +154,17 @@ class LLM:
         on_finished: OnFinished | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
-        one = len(messages) > 0 and isinstance(messages[0], Mapping)
-        conversations = [messages] if one else messages
+        several = _is_list(messages) and messages and _is_list(messages[0])
+        conversations = messages if several else [messages]
         prompts = [self.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, on_finished=on_finished)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Give the token ids of a conversation, ready for the model's turn."""
+        if not _is_list(messages) or not messages:
+            raise InvalidRequest(
+                'messages must be a list of at least one {"role": …, "content": …}', "messages"
+            )
         text = self._real.tokenizer.chat_template.render(messages, now=datetime.now())
         return self._real.tokenizer.encode(text, add_special_tokens=False)
 
@@ -368,6 +372,10 @@ def _token_ids(given: object) -> list[int]:
             raise InvalidRequest(f"token ids must be integers, not {token_id!r}", "prompts")
         token_ids.append(int(token_id))
     return token_ids
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _ignore(_index: int, _output: RequestOutput) -> None:

@@ -164,6 +164,14 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
     assert [one.outputs[0].text for one in several] == [answer.outputs[0].text] * 2
 
 
+@pytest.mark.parametrize(
+    "messages", [[], [[]], "yo", {"role": "user", "content": "yo"}, None, ["yo"], [{}], 5]
+)
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: object) -> None:
+    with pytest.raises(InvalidRequest, match="messages"):
+        llm.chat(messages, GREEDY)
+
+
 def test_chat_without_a_template_is_refused(tmp_path: Path) -> None:
     llm = LLM(write_model(tmp_path, template=None))
 
