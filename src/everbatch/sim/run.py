@@ -134,6 +134,7 @@ class SimulatedRun:
         self.accounts.counters.steps = now
         if is_point:
             self._points.pop()
+        if now in self._scenario.run.horizons:
             self._horizons[str(now)] = figures(self.accounts, self._scenario)
         if is_end:
             self._summary = summary(self.accounts, self._scenario, self._body.close())

@@ -14,7 +14,10 @@ LOWEST_ID = -(1 << 31)
 
 
 class TextMaker:
-    """Hands out ranges of ids. After 2**31 tokens private ids come again, from the start."""
+    """Hands out ranges of ids. After 2**31 tokens private ids come again, one further on each time.
+
+    So two texts of equal length still begin with different ids, and share no block.
+    """
 
     def __init__(self, specs: Iterable[RequestSpec]) -> None:
         longest: dict[str, int] = {}
@@ -23,6 +26,7 @@ class TextMaker:
                 if segment.text is not None:
                     longest[segment.text] = max(segment.tokens, longest.get(segment.text, 0))
         self._next_id = self._first_private_id = LOWEST_ID
+        self._num_rounds = 0
         self._streams = {name: self._take(count) for name, count in longest.items()}
         self._first_private_id = self._next_id
 
@@ -40,7 +44,8 @@ class TextMaker:
 
     def _take(self, count: int) -> range:
         if self._next_id + count > 0:
-            self._next_id = self._first_private_id
+            self._num_rounds += 1
+            self._next_id = self._first_private_id + self._num_rounds
         start = self._next_id
         self._next_id = start + count
         return range(start, self._next_id)
