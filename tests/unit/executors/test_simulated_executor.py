@@ -1,0 +1,115 @@
+"""The simulated executor: who stops when, and which ids a text has."""
+
+from array import array
+
+import pytest
+
+from everbatch.base.clock import VirtualClock
+from everbatch.engine.engine import EngineRequest
+from everbatch.engine.sampling_params import SamplingParams
+from everbatch.executors.simulated import SimulatedExecutor, SimulatedText
+from everbatch.scheduler.plan import Admission, PrefillChunk, StepPlan
+
+
+def request(output_tokens: int) -> EngineRequest:
+    text = SimulatedText((range(4), range(100, 100 + output_tokens)), output_tokens)
+    return EngineRequest("a", text, 4, SamplingParams(max_tokens=50))
+
+
+def admission(slot: int, payload: EngineRequest, num_outputs: int = 0) -> Admission:
+    return Admission(slot, "a", payload, 0, (), num_outputs)
+
+
+def chunk(slot: int, *, emits: bool) -> PrefillChunk:
+    return PrefillChunk(slot, 0, 4, (), emits)
+
+
+def stops(executor: SimulatedExecutor, *plans: StepPlan) -> list[list[int]]:
+    return [executor.execute(plan).stopped for plan in plans]
+
+
+def test_a_text_ends_in_the_pass_of_its_last_output():
+    executor = SimulatedExecutor(VirtualClock())
+    first = StepPlan(1, 0, [chunk(2, emits=True)], [admission(2, request(3))])
+
+    assert stops(
+        executor, first, StepPlan(2, 1, joined=[2], num_decodes=1), StepPlan(3, 2, num_decodes=1)
+    ) == [[], [], [2]]
+
+
+def test_a_text_of_one_output_ends_in_its_prefill():
+    executor = SimulatedExecutor(VirtualClock())
+
+    assert stops(executor, StepPlan(1, 0, [chunk(0, emits=True)], [admission(0, request(1))])) == [
+        [0]
+    ]
+
+
+def test_steps_out_of_the_decode_set_do_not_count():
+    executor = SimulatedExecutor(VirtualClock())
+
+    assert stops(
+        executor,
+        StepPlan(1, 0, [chunk(0, emits=True)], [admission(0, request(4))]),
+        StepPlan(2, 1, joined=[0], num_decodes=1),
+        StepPlan(3, 2, left=[0]),
+        StepPlan(4, 3),
+        StepPlan(5, 4, joined=[0], num_decodes=1),
+        StepPlan(6, 5, num_decodes=1),
+    ) == [[], [], [], [], [], [0]]
+
+
+def test_a_rebuilt_text_goes_on_where_it_was():
+    executor = SimulatedExecutor(VirtualClock())
+    text = request(4)
+
+    assert stops(
+        executor,
+        StepPlan(1, 0, [chunk(0, emits=True)], [admission(0, text)]),
+        StepPlan(2, 1, joined=[0], num_decodes=1),
+        StepPlan(3, 2, preempted=[0], released=[0]),
+        StepPlan(4, 3, [chunk(1, emits=False)], [admission(1, text, num_outputs=2)]),
+        StepPlan(5, 4, joined=[1], num_decodes=1),
+        StepPlan(6, 5, num_decodes=1),
+    ) == [[], [], [], [], [], [1]]
+
+
+def test_a_slot_released_before_its_end_never_stops():
+    executor = SimulatedExecutor(VirtualClock())
+
+    assert stops(
+        executor,
+        StepPlan(1, 0, [chunk(0, emits=True)], [admission(0, request(3))]),
+        StepPlan(2, 1, joined=[0], num_decodes=1),
+        StepPlan(3, 2, released=[0]),
+    ) == [[], [], []]
+
+
+def test_a_pass_moves_the_clock_by_what_it_takes():
+    clock = VirtualClock()
+    executor = SimulatedExecutor(clock, lambda plan: 7 * plan.step)
+
+    stops(executor, StepPlan(1, 0), StepPlan(2, 7))
+
+    assert clock.now_ns() == 21
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "ids"),
+    [
+        (0, 4, [0, 1, 2, 3]),
+        (3, 6, [3, 50, 60]),
+        (4, 9, [50, 60, 70, -9, -8]),
+        (6, 6, []),
+        (8, 10, [-8, -7]),
+    ],
+)
+def test_a_text_is_read_across_its_pieces(start, stop, ids):
+    text = SimulatedText((range(4), array("i", [50, 60, 70]), range(-9, -5)), 4)
+
+    assert text.read(start, stop) == array("i", ids).tobytes()
+
+
+def test_reading_beyond_a_text_is_a_bug():
+    with pytest.raises(AssertionError):
+        SimulatedText((range(4),), 1).read(2, 5)
