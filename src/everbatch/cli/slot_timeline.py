@@ -164,7 +164,7 @@ def _legend(glyphs: dict[Phase, str], scale: _Scale) -> Text:
     words = {
         Phase.PREFILL: "prefill",
         Phase.DECODE: "decode",
-        Phase.HELD: "holds the slot, no token",
+        Phase.HELD: "no token",
         Phase.MASKED: "masked",
         Phase.PREEMPTED: "preempted",
         Phase.IDLE: "idle",

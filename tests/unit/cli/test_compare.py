@@ -1,0 +1,141 @@
+"""`everbatch compare`: what differs, who pays, and what is refused."""
+
+import json
+
+import pytest
+from command_line import everbatch, scenario_text
+
+REQUESTS = [
+    {"id": "a", "prompt_tokens": 4, "output_tokens": 7},
+    {"id": "b", "prompt_tokens": 6, "output_tokens": 7},
+    {"id": "c", "prompt_tokens": 4, "output_tokens": 2},
+]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a scenario and gives its path."""
+
+    def write_scenario(name: str, requests=REQUESTS, run=None, **engine) -> str:
+        path = tmp_path / name
+        path.write_text(scenario_text(requests, run, **engine), encoding="utf-8")
+        return str(path)
+
+    return write_scenario
+
+
+def compared(*arguments) -> dict:
+    answer = everbatch("compare", *arguments, "--json")
+    assert answer.status == 0, answer.err
+    return json.loads(answer.out)
+
+
+def test_configuration_and_figures_that_differ_are_told(write):
+    result = compared(write("a.json"), write("b.json", num_blocks=5))
+
+    assert result["config"] == [{"name": "num_blocks", "a": 64, "b": 5}]
+    figures = {figure["name"]: (figure["a"], figure["b"]) for figure in result["figures"]}
+    assert figures["num_preemptions"][0] == 0 < figures["num_preemptions"][1]
+    assert "useful_tokens" not in figures
+
+
+def test_those_who_pay_come_worst_first(write):
+    result = compared(write("a.json"), write("b.json", max_num_seqs=4, num_blocks=4))
+    delays = {fate["id"]: fate["delay"] for fate in result["paying"]}
+
+    assert list(delays) == ["c", "b"]
+    assert delays["c"] >= delays["b"] > 0
+    assert result["num_gaining"] == 0
+    assert result["num_unchanged"] == 1
+
+
+def test_the_other_way_round_they_gain(write):
+    result = compared(write("a.json", num_blocks=4), write("b.json"))
+
+    assert result["paying"] == []
+    assert result["num_gaining"] == 2
+
+
+def test_who_does_not_end_within_the_horizon_pays_most(write):
+    run = {"horizon": 9}
+    result = compared(write("a.json", run=run), write("b.json", run=run, num_blocks=4))
+    worst = result["paying"][0]
+
+    assert worst["finished"][0] is not None
+    assert worst["finished"][1] is None
+    assert worst["note"] == "stop → DECODE" or worst["note"].startswith("stop → ")
+
+
+def test_who_is_refused_pays(write):
+    result = compared(write("a.json"), write("b.json", max_model_len=12))
+
+    assert [(fate["id"], fate["note"]) for fate in result["paying"]] == [("b", "refused in B")]
+
+
+def test_a_run_does_not_differ_from_itself(write):
+    path = write("a.json")
+    answer = everbatch("compare", path, path)
+
+    assert "The two runs are the same." in answer.out
+    assert "0 requests pay, 0 gain, 3 fare the same" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"requests": REQUESTS[:2]}, "arrivals: 3 requests"),
+        ({"max_num_seqs": 2}, "slots: 4 in A, 2 in B"),
+        ({"run": {"horizon": 5}}, "horizon: None in A, 5 in B"),
+    ],
+)
+def test_runs_that_are_not_alike_are_refused_unless_anyway(write, other, told):
+    pair = write("a.json"), write("b.json", **other)
+    refused, anyway = everbatch("compare", *pair), everbatch("compare", *pair, "--anyway")
+
+    assert (refused.status, refused.out) == (2, "")
+    assert told in refused.err
+    assert anyway.status == 0
+    assert anyway.out.startswith(f"NOT ALIKE ({told.split(':')[0]} differ)")
+
+
+def test_saved_summaries_are_compared_like_their_scenarios(write, tmp_path):
+    pair = write("a.json"), write("b.json", num_blocks=4)
+    saved = []
+    for path in pair:
+        answer = everbatch("simulate", path, "--json")
+        saved.append(tmp_path / f"{len(saved)}.summary")
+        saved[-1].write_text(answer.out, encoding="utf-8")
+    fresh, from_files = compared(*pair), compared(*saved)
+
+    names = ("config", "figures", "paying", "num_gaining")
+    assert {name: fresh[name] for name in names} == {name: from_files[name] for name in names}
+
+
+def test_without_the_part_on_requests_nobody_is_said_to_pay(write, tmp_path):
+    path, saved = write("a.json"), tmp_path / "saved.json"
+    saved.write_text(everbatch("simulate", path, "--json", "--requests", "none").out)
+
+    answer = everbatch("compare", path, saved)
+
+    assert answer.status == 0
+    assert "who pays is not known" in answer.out
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '{"steps": 3}', "3"])
+def test_json_that_is_no_summary_is_refused(write, tmp_path, text):
+    other = tmp_path / "other.json"
+    other.write_text(text)
+
+    answer = everbatch("compare", write("a.json"), other)
+
+    assert answer.status == 2
+    assert "is no summary of `everbatch simulate --json`" in answer.err
+
+
+def test_the_table_names_both_runs_and_those_who_pay(write):
+    pair = write("a.json"), write("b.json", num_blocks=4)
+    answer = everbatch("compare", *pair)
+
+    assert f"A = {pair[0]}, B = {pair[1]}" in answer.out.replace("\n", "")
+    assert "num_blocks" in answer.out
+    assert "2 requests pay, 0 gain, 1 fare the same" in answer.out

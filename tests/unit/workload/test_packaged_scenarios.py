@@ -1,0 +1,38 @@
+"""The built-in scenarios and the template are part of what is installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.full
+def test_a_wheel_has_them_and_runs_the_lesson(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), ROOT],
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    unpacked = tmp_path / "installed"
+    with ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(unpacked)
+    folder = ROOT / "src" / "everbatch" / "workload"
+    packaged = {f"everbatch/workload/{path.relative_to(folder)}" for path in folder.rglob("*.toml")}
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "everbatch.cli.main", "simulate", "lesson-continuous"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(unpacked), "PYTHONIOENCODING": "utf-8"},
+    )
+
+    assert len(packaged) > 10
+    assert packaged <= names
+    assert "300 of 320 slot iterations" in ran.stdout
