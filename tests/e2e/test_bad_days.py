@@ -9,7 +9,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from e2e.processes import COMMAND, ENVIRON, WAIT_S, assert_one_line_error, run, serving
+from e2e.processes import (
+    COMMAND,
+    ENVIRON,
+    READY,
+    WAIT_S,
+    assert_one_line_error,
+    run,
+    serving,
+    start,
+)
 from tiny_model import write_gguf_model, write_model
 
 from everbatch.base.eventlog import read_events
@@ -187,6 +196,25 @@ def test_output_on_a_full_disk_is_told(model: Path, tmp_path: Path) -> None:
 
     assert_one_line_error(done, "No space left on device", f"{len(whole)} of 60 are written")
     assert len(whole) > 5
+
+
+# Readers.
+
+
+def test_reader_of_the_server_s_lines_that_leaves_is_no_reason_to_stop(model: Path) -> None:
+    process = start("serve", model, "--port", "0", "--status-interval", "0.01")
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    url = next(match[1] for line in lines if (match := READY.match(line)))
+    process.stderr.close()
+
+    texts = {ask(url, "hello") for _ in range(20)}
+    process.terminate()
+    process.stderr = None
+    process.communicate(timeout=WAIT_S)
+
+    assert len(texts) == 1
+    assert process.returncode == 0
 
 
 def ask(url: str, prompt: str) -> str:
