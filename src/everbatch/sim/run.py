@@ -242,12 +242,16 @@ def _engine_request(spec: RequestSpec, texts: TextMaker) -> EngineRequest:
         tenant=spec.tenant,
         cache_salt=spec.cache_salt,
     )
-    for name, value, default in (
-        ("deadline", spec.deadline, None),
-        ("num_samples", spec.num_samples, 1),
-    ):
-        if value != default:
-            if not hasattr(request, name):
-                raise ConfigError(f"request {spec.id!r} has {name}, which is not supported yet")
-            setattr(request, name, value)
+    if spec.deadline is not None:
+        _set(request, "deadline", spec.arrival + spec.deadline, spec)
+    if spec.num_samples != 1:
+        _set(request, "num_samples", spec.num_samples, spec)
     return request
+
+
+def _set(request: EngineRequest, name: str, value: int, spec: RequestSpec) -> None:
+    """Set what not every version of the engine knows, or refuse it."""
+    if not hasattr(request, name):
+        word = "n" if name == "num_samples" else name
+        raise ConfigError(f"request {spec.id!r} has {word}, which is not supported yet")
+    setattr(request, name, value)

@@ -11,7 +11,7 @@ other clocks, traces and synthetic arrivals ([workload]).
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -228,7 +228,16 @@ def _read_tenants(tables: Fields) -> Mapping[str, TenantSpec]:
             section.number("weight", 1.0, 0.0, above_low=True),
             section.integer_or("max_requests_per_minute", 0),
         )
+        if tenants[name] != TenantSpec() and "tenants" not in _engine_options():
+            raise ConfigError(
+                f"[tenants] {name} is {tenants[name]}, but this version has neither weights nor "
+                "rate limits"
+            )
     return tenants
+
+
+def _engine_options() -> set[str]:
+    return {option.name for option in fields(SchedulerConfig)}
 
 
 def _read_preset(tables: Fields, key: str, sizes: tuple[str, ...]) -> PresetSpec | None:

@@ -77,6 +77,16 @@ def test_the_summary_has_every_documented_field(scenario):
     assert set(summary["ttft"]) == {"mean", "p50", "p90", "p99"}
 
 
+def test_every_field_is_in_the_document(scenario, tmp_path):
+    document = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text(encoding="utf-8")
+    summary = json.loads(
+        everbatch("simulate", scenario, "--json", "--steps", tmp_path / "steps").out
+    )
+    names = [*summary, *summary["requests"]["a"], *read_lines(tmp_path / "steps")[0]]
+
+    assert [name for name in names if f"`{name}`" not in document] == []
+
+
 def test_a_refusal_is_no_failure(scenario):
     answer = everbatch("simulate", scenario, "--json")
 

@@ -7,7 +7,7 @@ from command_line import scenario_text
 
 from everbatch.base.errors import ConfigError
 from everbatch.workload.builtin_scenarios import builtin_names, find_scenario, template_text
-from everbatch.workload.engine_section import OPTIONS
+from everbatch.workload.engine_section import DEFAULTS, OPTIONS
 from everbatch.workload.requests import Segment
 from everbatch.workload.scenario import Scenario, parse_scenario, read_scenario
 
@@ -28,6 +28,10 @@ def with_sections(**sections) -> Scenario:
 
 def with_request(**fields) -> Scenario:
     return scenario([{**REQUEST, **fields}])
+
+
+def _kind(option: str) -> str:
+    return type(DEFAULTS.get(option, 0)).__name__
 
 
 def test_toml_and_json_are_the_same():
@@ -184,6 +188,20 @@ def test_a_wrong_section_is_named(sections, told):
         with_sections(**sections)
 
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS))
+def test_an_option_is_given_to_the_scheduler_or_refused(option):
+    other = {"bool": True, "int": 7, "float": 0.5, "str": "static"}[_kind(option)]
+    choices = {"admission": "now", "preemption_trigger": "stall"}
+    value = choices.get(option, False if option == "enable_chunked_prefill" else other)
+
+    try:
+        found = scenario(**{option: value})
+    except ConfigError as error:
+        assert f"[engine] {option}" in str(error)
+    else:
+        assert getattr(found.engine, option) == value
 
 
 def test_copies_are_numbered_and_arrive_one_after_another():
