@@ -41,7 +41,7 @@ def command(a: str, b: str, anyway: bool, as_json: bool) -> None:
             "make them alike, or compare them --anyway"
         )
     if as_json:
-        click.echo(json.dumps({"a": a, "b": b, **asdict(result)}, indent=2, ensure_ascii=False))
+        click.echo(json.dumps({"a": a, "b": b, **asdict(result)}, indent=2))
         return
     _print(a, b, result)
 
@@ -104,7 +104,7 @@ def _table(title: str, facts: list[Difference]) -> "Table":
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(title)
-    for name in ("A", "B", "B − A"):
+    for name in ("A", "B", "B - A"):
         table.add_column(name, justify="right")
     for fact in facts:
         table.add_row(fact.name, _told(fact.a), _told(fact.b), _change(fact.a, fact.b))
@@ -153,4 +153,4 @@ def _change(a: Any, b: Any) -> str:
     if not numbers:
         return ""
     change = b - a
-    return f"{'+' if change > 0 else '−'}{_told(abs(change))}"
+    return f"{'+' if change > 0 else '-'}{_told(abs(change))}"

@@ -3,6 +3,8 @@
 Belongs here: what stands where, and wording. Not here: computing (sim.summary).
 """
 
+import sys
+from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +25,9 @@ STATISTICS = ("mean", "p50", "p90", "p99")
 
 
 def make_console() -> Console:
-    """Give a console that takes ids and messages as they are."""
+    """Give a console that takes ids and messages as they are, whatever the terminal can show."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     return Console(markup=False, highlight=False, emoji=False)
 
 

@@ -97,7 +97,7 @@ def _observers(
 def _show(summary: Summary, timeline: SlotHistory | None) -> None:
     if timeline is None:
         told = {"everbatch": __version__, **summary}
-        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(told, indent=2))
         return
     # rich is imported for a table only: --json starts without it.
     from everbatch.cli.run_view import print_run

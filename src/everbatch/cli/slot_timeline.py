@@ -85,7 +85,7 @@ def draw_timeline(
         lines.append(Text("step".ljust(label) + _ruler(scale, start, stop), style="dim"))
         for slot, cells in enumerate(rows):
             # Numbered from 1, as people count.
-            line = Text(f"slot {slot + 1}".ljust(label), style="dim")
+            line = Text().append(f"slot {slot + 1}".ljust(label), style="dim")
             line.append_text(_row(cells[start:stop], glyphs))
             lines.append(line)
     lines.append(_legend(glyphs, scale))

@@ -75,6 +75,8 @@ class Fields:
         value = self._table[key]
         if not isinstance(value, str) or not (value or may_be_empty):
             raise self.wrong(key, "a string" if may_be_empty else "a string that is not empty")
+        if not is_writable(value):
+            raise self.wrong(key, "a string without lone surrogates")
         return value
 
     def one_of(self, key: str, default: str, allowed: Sequence[str]) -> str:
@@ -92,11 +94,18 @@ class Fields:
         return ConfigError(f"{self.where} {key} is {shown(value)}, it must be {allowed}")
 
 
+def is_writable(text: str) -> bool:
+    """Whether a text can be written as UTF-8: JSON can hold halves of characters."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def shown(value: object) -> str:
     """Give a value as it can stand in a message, whatever its size."""
     if isinstance(value, bool):
         return str(value).lower()
-    text = repr(value) if not isinstance(value, str) else f'"{value}"'
+    text = repr(value)
+    if isinstance(value, str):
+        text = f'"{value}"' if value.isprintable() else ascii(value)
     if len(text) > MAX_SHOWN_CHARACTERS:
         return f"{text[:MAX_SHOWN_CHARACTERS]}…"
     return text

@@ -18,7 +18,7 @@ from pathlib import Path
 from everbatch.base.errors import ConfigError
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.workload.engine_section import read_engine
-from everbatch.workload.fields import MAX_INTEGER, Fields, shown
+from everbatch.workload.fields import MAX_INTEGER, Fields, is_writable, shown
 from everbatch.workload.requests import RequestSpec, TimeReader, read_requests
 
 MAX_FILE_BYTES = 256 << 20
@@ -223,6 +223,8 @@ def _read_tenants(tables: Fields) -> Mapping[str, TenantSpec]:
         raise ConfigError(f"[tenants] must be a table, not {shown(given)}")
     tenants: dict[str, TenantSpec] = {}
     for name, table in given.items():
+        if not is_writable(name):
+            raise ConfigError(f"[tenants] has the name {shown(name)}, with a lone surrogate")
         section = Fields(table, f"[tenants] {name}", ("weight", "max_requests_per_minute"))
         tenants[name] = TenantSpec(
             section.number("weight", 1.0, 0.0, above_low=True),

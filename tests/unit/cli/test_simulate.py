@@ -267,6 +267,21 @@ def test_json_needs_no_heavy_package(arguments):
     assert json.loads(ran.stdout)["steps"] == 12
 
 
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_terminal_without_unicode_gets_letters(tmp_path, arguments):
+    path = tmp_path / "mine.json"
+    path.write_text(scenario_text([{**TWO[0], "id": "名"}]), encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-m", "everbatch.cli.main", "simulate", str(path), *arguments],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+    )
+
+    assert ran.stdout.isascii()
+    assert (b"P==" in ran.stdout) is (not arguments)
+
+
 def test_the_same_bytes_in_processes_with_other_hash_seeds(tmp_path):
     outputs = []
     for seed in ("1", "2"):

@@ -117,6 +117,7 @@ def test_the_sizes_must_be_given(size):
         ({"arival": 3}, 'requests[0] has no key "arival" (did you mean "arrival"?)'),
         ({"id": 5}, "requests[0] id is 5, it must be a string"),
         ({"id": ""}, "requests[0] id is"),
+        ({"id": "\ud800"}, "id is '\\ud800', it must be a string without lone surrogates"),
         ({"prompt_tokens": 0}, "requests[0] prompt_tokens is 0, it must be an integer from 1"),
         ({"prompt_tokens": -1}, "prompt_tokens is -1"),
         ({"output_tokens": 0}, "output_tokens is 0, it must be an integer from 1"),
