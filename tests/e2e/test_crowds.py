@@ -26,7 +26,7 @@ OPENINGS = ["Tell me about {}.", "{} is", "Once upon a time {}", "Why {}?", "Q: 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     # A pool in which the crowd has to share: some wait, some are preempted.
-    with serving("--num-blocks", "60", "--admission", "now") as started:
+    with serving("--block-size", "4", "--num-blocks", "100", "--admission", "now") as started:
         yield started
         assert started.stop() == 0
         assert "Traceback" not in started.told.text
@@ -78,7 +78,7 @@ def test_64_streams_at_once_each_get_the_text_they_get_alone(server: Server) -> 
     assert together == alone
     assert len(set(alone)) > 40
     assert server.is_idle()
-    assert server.metrics()["num_preemptions_total"] > 0
+    assert server.metrics()["num_preemptions_total"] > 0, "the pool was to be too small"
 
 
 async def vanish(client: openai.AsyncOpenAI, prompt: str, draw: random.Random) -> None:
