@@ -28,7 +28,7 @@ class PrivateTokens:
         first = range(0, num_requests << 16, 1 << 16)
         self._tokens = [array("i", range(at, at + PROMPT_TOKENS + 16 + MAX_TOKENS)) for at in first]
 
-    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
+    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
         return self._tokens[int(request_id)][start:stop].tobytes()
 
 

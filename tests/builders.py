@@ -78,8 +78,8 @@ class PlanChecker:
     def tokens(self) -> TokenStore:
         return self
 
-    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
-        return self.store.read(request_id, payload, start, stop)
+    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
+        return self.store.read(request_id, payload, sample, start, stop)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         assert self.engine is not None

@@ -34,11 +34,11 @@ class FailingStore:
         self._tokens = tokens
         self._reads_left = failing_read
 
-    def read(self, request_id, payload, start, stop):
+    def read(self, request_id, payload, sample, start, stop):
         self._reads_left -= 1
         if self._reads_left == 0:
             raise ExecutorError("the token store was told to fail")
-        return self._tokens.read(request_id, payload, start, stop)
+        return self._tokens.read(request_id, payload, sample, start, stop)
 
 
 class EngineMachine(RuleBasedStateMachine):

@@ -5,7 +5,6 @@ The scenario files are beside this one.
 
 from pathlib import Path
 
-import pytest
 from command_line import simulate
 
 FILES = Path(__file__).parent
@@ -59,7 +58,6 @@ def test_512_decodes_starve_a_prompt():
     assert run.request("prompt")["first_step"] == 101
 
 
-@pytest.mark.xfail(reason="min_prefill_tokens is not there yet", strict=True)
 def test_a_share_of_128_tokens_starts_the_prompt_in_the_next_step():
     run = simulate("starvation-share")
 
@@ -69,7 +67,6 @@ def test_a_share_of_128_tokens_starts_the_prompt_in_the_next_step():
     assert set(run.lines[2]["deferred"].values()) == {"prefill_share"}
 
 
-@pytest.mark.xfail(reason="prefill_aging_steps is not there yet", strict=True)
 def test_aging_starts_the_prompt_after_5_steps_without_a_token():
     run = simulate("starvation-aging")
 

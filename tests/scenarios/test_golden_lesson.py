@@ -3,8 +3,6 @@
 import pytest
 from command_line import simulate
 
-AWAITS_STATIC = pytest.mark.xfail(reason="static batching is not there yet", strict=True)
-
 
 @pytest.fixture(scope="module")
 def continuous():
@@ -90,7 +88,6 @@ def test_the_line_of_step_21_is_the_documented_one(continuous):
     assert list(continuous.lines[21]["scheduled"]) == ["2", "3", "4", "5"]
 
 
-@AWAITS_STATIC
 def test_static_batching_uses_230_of_320_and_350_of_800_slot_iterations():
     at_80, at_200 = (simulate("lesson-static").summary["horizons"][step] for step in ("80", "200"))
 
@@ -102,7 +99,6 @@ def test_static_batching_uses_230_of_320_and_350_of_800_slot_iterations():
     assert at_200["masked_slot_iterations"] == 450
 
 
-@AWAITS_STATIC
 def test_under_static_batching_requests_5_and_6_wait_for_step_201():
     run = simulate("lesson-static", "--horizon", 240)
 
@@ -113,7 +109,6 @@ def test_under_static_batching_requests_5_and_6_wait_for_step_201():
     assert list(run.lines[200]["scheduled"]) == ["4"]
 
 
-@AWAITS_STATIC
 def test_exercise_1_static_is_75_and_55_percent_and_waits_120():
     run = simulate("exercise-1")
 

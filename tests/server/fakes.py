@@ -147,7 +147,7 @@ class SpeakingExecutor:
     def tokens(self) -> "SpeakingExecutor":
         return self
 
-    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
+    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
         assert isinstance(payload, EngineRequest)
         tokens = [*prompt_of(payload), *self._outputs.get(request_id, [])]
         return array("i", tokens[start:stop]).tobytes()

@@ -10,7 +10,7 @@ until something else happens, or `flush`.
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from hashlib import sha256
 from typing import TextIO
 
@@ -126,11 +126,12 @@ def _event(facts: dict[str, object], number: int) -> Event:
     event_type = EVENT_TYPES.get(kind) if isinstance(kind, str) else None
     if event_type is None:
         raise EventLogError(f"line {number} holds an event of unknown kind {kind!r}")
-    names = [item.name for item in fields(event_type)]
-    missing = [name for name in names if name not in facts]
+    items = fields(event_type)
+    missing = [i.name for i in items if i.name not in facts and i.default is MISSING]
     if missing:
         raise EventLogError(f"line {number}: a {kind} event lacks {', '.join(missing)}")
-    values = {name: _frozen(facts[name]) for name in names}
+    # A log of this version may be older than a field, or newer than this reader.
+    values = {i.name: _frozen(facts[i.name]) for i in items if i.name in facts}
     return event_type(**values)  # type: ignore[arg-type]
 
 

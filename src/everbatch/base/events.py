@@ -1,6 +1,7 @@
 """Every event of the log: what happened to whom, when. docs/events.md describes them for readers.
 
-Typed, frozen, versioned: a field may be added within a version, never renamed or dropped. Times are
+Typed, frozen, versioned: a field with a default may be added within a version, none renamed or
+dropped. Times are
 nanoseconds of the engine's clock, `step` is the number of the step concerned (0: before the first).
 The log is a delta log: a step in which nothing joined, left, or got or lost a block writes no line
 of its own; runs of such steps become one QuietSteps line (eventlog.EventLogWriter).
@@ -23,6 +24,7 @@ class Arrived:
     max_tokens: int
     priority: int
     tenant: str
+    samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,20 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """WAITING to PREFILL: the request took a slot. `resumed` after a preemption."""
+    """A request took a slot: WAITING to PREFILL, or, `resumed`, back to the phase it left.
+
+    `prompt_tokens` is 0 unless this is the first time its prompt is read (by one sample of n);
+    `cached_tokens` are prefix hits, `computed_tokens` all tokens that need no computing.
+    """
 
     kind: ClassVar[str] = "admitted"
     t: int
     step: int
     id: str
     slot: int
+    prompt_tokens: int
     cached_tokens: int
+    computed_tokens: int
     resumed: bool
 
 
@@ -78,15 +86,22 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """PREFILL or DECODE to PREEMPTED and, to recompute, on to WAITING."""
+    """PREFILL or DECODE to PREEMPTED and, to recompute, on to WAITING.
+
+    `way` is recompute, tail (the head's blocks are kept) or swap; `slot` is null where a request
+    that waits already loses what it had kept. The costs are those that mode auto compared.
+    """
 
     kind: ClassVar[str] = "preempted"
     t: int
     step: int
     id: str
-    slot: int
+    slot: int | None
     computed_tokens: int
     blocks: int
+    way: str = "recompute"
+    swap_ns: int | None = None
+    recompute_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +109,21 @@ class Finished:
     """Any state to FINISHED, with the one reason; the request's final event."""
 
     kind: ClassVar[str] = "finished"
+    t: int
+    step: int
+    id: str
+    reason: str
+    output_tokens: int
+    cached_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFinished:
+    """One sample of a request with n > 1 has ended; the request ends with its last sample."""
+
+    kind: ClassVar[str] = "sample_finished"
     t: int
     step: int
     id: str
@@ -163,6 +193,7 @@ Event = (
     | Deferred
     | Preempted
     | Finished
+    | SampleFinished
     | StepRan
     | QuietSteps
     | StepFailed
@@ -178,6 +209,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         Deferred,
         Preempted,
         Finished,
+        SampleFinished,
         StepRan,
         QuietSteps,
         StepFailed,

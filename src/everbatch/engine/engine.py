@@ -10,7 +10,7 @@ from typing import Protocol
 
 from everbatch.base.clock import Clock
 from everbatch.base.errors import ExecutorError
-from everbatch.base.events import Event, Finished
+from everbatch.base.events import Event, Finished, SampleFinished
 from everbatch.engine.executor import EmittedTokens, Executor, TokenLogprobs
 from everbatch.engine.metrics import EngineMetrics, EngineStats
 from everbatch.engine.sampling_params import SamplingParams
@@ -31,7 +31,7 @@ class EventSink(Protocol):
 
 @dataclass(slots=True)
 class EngineRequest:
-    """A request as a client's side hands it in.
+    """A request as a client's side hands it in. With n > 1 its samples are "ID/0", "ID/1", …
 
     `prompt_token_ids` is whatever the executor takes (the model executor: a numpy int32 array); the
     core only needs its length.
@@ -44,14 +44,18 @@ class EngineRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    n: int = 1
+    """Samples that share the prompt."""
     arrival_ns: int | None = None
     """When it reached us, on the engine's clock; None: when it is added."""
+    deadline_ns: int | None = None
+    """The last moment, on the engine's clock, at which its first step may be planned."""
     arrival_number: int = 0
     """Given by the engine: the position among all accepted requests."""
     max_tokens: int = 0
     """Given by the engine: what the client asked for, or what the limits leave."""
-    executor_state: object = None
-    """What the executor remembers of it while it holds no slot."""
+    executor_state: dict[int, object] = field(default_factory=dict)
+    """What the executor remembers of each sample while it holds no slot."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,18 +106,23 @@ class Engine:
         self._clock = clock
         self._sink = sink
 
-    def max_output_tokens(self, num_prompt_tokens: int) -> int:
+    def max_output_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """Give what max_model_len and the pool leave for outputs; below 1: nothing."""
-        return most_output_tokens(num_prompt_tokens, self.config)
+        return most_output_tokens(num_prompt_tokens, self.config, n)
 
-    def refusal(self, num_prompt_tokens: int, max_tokens: int | None) -> Rejection | None:
+    def refusal(
+        self, num_prompt_tokens: int, max_tokens: int | None, n: int = 1
+    ) -> Rejection | None:
         """Say why a request can never run, without adding one."""
-        return refusal(num_prompt_tokens, self._resolve(num_prompt_tokens, max_tokens), self.config)
+        limit = self._resolve(num_prompt_tokens, max_tokens, n)
+        return refusal(num_prompt_tokens, limit, self.config, n)
 
     def add(self, request: EngineRequest) -> Rejection | None:
         """Accept a request, or say why it can never run."""
         now_ns = self._clock.now_ns()
-        request.max_tokens = self._resolve(request.num_prompt_tokens, request.sampling.max_tokens)
+        request.max_tokens = self._resolve(
+            request.num_prompt_tokens, request.sampling.max_tokens, request.n
+        )
         core_request = Request(
             id=request.id,
             arrival_number=0,
@@ -124,8 +133,9 @@ class Engine:
             tenant=request.tenant,
             cache_salt=request.cache_salt,
             payload=request,
+            deadline_ns=request.deadline_ns,
         )
-        rejection = self.scheduler.add(core_request, now_ns)
+        rejection = self.scheduler.add(core_request, now_ns, request.n)
         request.arrival_number = core_request.arrival_number
         return rejection
 
@@ -154,8 +164,8 @@ class Engine:
             return self._fail(plan, str(error))
         dropped: set[str] = set()
         for request_id, reason in inbox() if inbox is not None else ():
+            dropped.update(self.scheduler.sample_ids(request_id))
             self.scheduler.abort(request_id, reason, self._clock.now_ns())
-            dropped.add(request_id)
         events = self.scheduler.apply(plan, outcome, self._clock.now_ns())
         result = self._result(events, plan, None)
         result.outputs = _outputs(outcome, dropped)
@@ -166,20 +176,20 @@ class Engine:
         state = self.scheduler.state
         return self.metrics.stats(
             num_running=state.num_running,
-            num_waiting=len(state.waiting),
+            num_waiting=state.num_waiting,
             num_blocks=state.pool.num_blocks,
             num_free_blocks=state.pool.num_free,
             num_cached_blocks=state.pool.num_cached,
         )
 
-    def _resolve(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+    def _resolve(self, num_prompt_tokens: int, max_tokens: int | None, n: int) -> int:
         """Give the limit on outputs: the one asked for, else what the limits leave.
 
         With none asked for at least 1: the refusal then tells of the prompt, not of a limit of 0.
         """
         if max_tokens is not None:
             return max_tokens
-        return max(1, self.max_output_tokens(num_prompt_tokens))
+        return max(1, self.max_output_tokens(num_prompt_tokens, n))
 
     def _fail(self, plan: StepPlan, message: str) -> StepResult:
         self._executor.reset()
@@ -194,7 +204,7 @@ class Engine:
         finished = [
             (event.id, FinishReason(event.reason))
             for event in events
-            if isinstance(event, Finished)
+            if isinstance(event, Finished | SampleFinished)
         ]
         return StepResult(finished=finished, events=events, plan=plan, error=error)
 

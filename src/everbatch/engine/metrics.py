@@ -45,7 +45,6 @@ class EngineMetrics:
 
     def __init__(self) -> None:
         self._sums = EngineStats()
-        self._prompt_tokens: dict[str, int] = {}
 
     def fold(self, event: Event) -> None:
         """Count one event."""
@@ -57,18 +56,15 @@ class EngineMetrics:
                 sums.generation_tokens += event.emitted
             case Arrived():
                 sums.num_arrived += 1
-                self._prompt_tokens[event.id] = event.prompt_tokens
             case Rejected():
                 sums.num_rejected += 1
             case Admitted(resumed=False):
-                prompt_tokens = self._prompt_tokens[event.id]
-                sums.prompt_tokens += prompt_tokens
-                sums.prefix_cache_queries += prompt_tokens
+                sums.prompt_tokens += event.prompt_tokens
+                sums.prefix_cache_queries += event.prompt_tokens
                 sums.prefix_cache_hits += event.cached_tokens
-            case Preempted():
+            case Preempted() if event.slot is not None:
                 sums.num_preemptions += 1
             case Finished():
-                del self._prompt_tokens[event.id]
                 sums.num_finished[event.reason] = sums.num_finished.get(event.reason, 0) + 1
                 sums.recomputed_tokens += event.recomputed_tokens
             case _:

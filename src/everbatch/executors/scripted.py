@@ -27,6 +27,7 @@ class _Row:
     tokens: list[int]
     table: list[int]
     num_computed: int
+    sample: int
 
 
 @dataclass(slots=True)
@@ -49,12 +50,13 @@ class ScriptedExecutor:
     _decodes: dict[int, None] = field(default_factory=dict)
     _kept: dict[str, _Row] = field(default_factory=dict)
     _kv: dict[int, int] = field(default_factory=dict)
+    _host_kv: dict[int, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> "ScriptedExecutor":
         return self
 
-    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
+    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
         """Give token ids as bytes (scheduler.plan.TokenStore)."""
         slot = self._slot_of.get(request_id)
         row = self._kept.get(request_id) if slot is None else self._rows[slot]
@@ -73,6 +75,9 @@ class ScriptedExecutor:
             self._write_chunk(chunk)
             if chunk.emits:
                 emitting.append(chunk.slot)
+                emitting += chunk.followers
+                for follower in chunk.followers:
+                    self._fork(self._rows[chunk.slot], self._rows[follower])
         for slot in self._decodes:
             row = self._rows[slot]
             assert row.num_computed == len(row.tokens) - 1, "a decode has one pending token"
@@ -93,6 +98,12 @@ class ScriptedExecutor:
             self._release(slot, keep=slot in plan.preempted)
         for slot in plan.left:
             del self._decodes[slot]
+        self._swap(plan)
+        for slot, source, destination in plan.copies:
+            row = self._rows[slot]
+            assert row.table[-1] == source, "not the tail is to be copied"
+            self._copy(self._kv, source, self._kv, destination)
+            row.table[-1] = destination
         for admission in plan.admitted:
             self._admit(admission)
         for slot, block in plan.appended:
@@ -101,6 +112,24 @@ class ScriptedExecutor:
             assert slot not in self._decodes, "a member joined again"
             self._decodes[slot] = None
         assert len(self._decodes) == plan.num_decodes, "the decode sets differ"
+
+    def _swap(self, plan: StepPlan) -> None:
+        for block, host_block in plan.swap_out:
+            self._copy(self._kv, block, self._host_kv, host_block)
+        for host_block, block in plan.swap_in:
+            self._copy(self._host_kv, host_block, self._kv, block)
+
+    def _copy(
+        self, source: dict[int, int], from_block: int, target: dict[int, int], to_block: int
+    ) -> None:
+        """Copy what stands in a block; places never written are cleared in the copy."""
+        for offset in range(self.block_size):
+            token = source.get(from_block * self.block_size + offset)
+            place = to_block * self.block_size + offset
+            if token is None:
+                target.pop(place, None)
+            else:
+                target[place] = token
 
     def _admit(self, admission: Admission) -> None:
         assert admission.slot not in self._rows, "a slot was given away twice"
@@ -113,6 +142,7 @@ class ScriptedExecutor:
             list(tokens),
             list(admission.cached_blocks),
             admission.num_cached_tokens,
+            admission.sample,
         )
         self._slot_of[admission.request_id] = admission.slot
 
@@ -132,6 +162,11 @@ class ScriptedExecutor:
         row.table += chunk.new_blocks
         self._write_kv(row, chunk.start, chunk.count)
         assert chunk.emits <= (row.num_computed == len(row.tokens)), "an early chunk emits"
+
+    def _fork(self, leader: _Row, follower: _Row) -> None:
+        follower.table = list(leader.table)
+        follower.num_computed = leader.num_computed
+        assert follower.tokens == leader.tokens, "samples of different prompts share a chunk"
 
     def _write_kv(self, row: _Row, start: int, count: int) -> None:
         for position in range(start, start + count):
@@ -165,4 +200,5 @@ class ScriptedExecutor:
             self._kv[row.table[position // size] * size + position % size]
             for position in range(row.num_computed)
         ]
-        return crc32(array("i", context).tobytes()) % VOCAB_SIZE
+        # Samples differ as if drawn with other seeds.
+        return crc32(array("i", context).tobytes(), row.sample) % VOCAB_SIZE

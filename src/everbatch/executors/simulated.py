@@ -81,7 +81,7 @@ class SimulatedExecutor:
     def tokens(self) -> "SimulatedExecutor":
         return self
 
-    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
+    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
         """Give token ids as bytes (scheduler.plan.TokenStore)."""
         return _text_of(payload).read(start, stop)
 
@@ -101,11 +101,11 @@ class SimulatedExecutor:
         self._num_passes += 1
         stopped = list(self._ends_at.pop(self._num_passes, ()))
         for chunk in plan.chunks:
-            if chunk.emits:
-                row = self._rows[chunk.slot]
+            for slot in (chunk.slot, *chunk.followers) if chunk.emits else ():
+                row = self._rows[slot]
                 row.num_outputs += 1
                 if row.num_outputs == row.text.output_tokens:
-                    stopped.append(chunk.slot)
+                    stopped.append(slot)
         self._clock.advance(self._step_time(plan))
         return StepOutcome(stopped=stopped, tokens=NOTHING_TO_STREAM)
 

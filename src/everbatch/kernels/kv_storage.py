@@ -51,6 +51,15 @@ class KVStorage:
         self.keys[:, destination_ids] = self.keys[:, source_ids]
         self.values[:, destination_ids] = self.values[:, source_ids]
 
+    def copy_from(
+        self, source: "KVStorage", sources: Sequence[int], destinations: Sequence[int]
+    ) -> None:
+        """Copy block sources[i] of another storage to destinations[i] of this one, in all layers.
+        A destination that is named twice holds the last copy."""
+        for source_id, destination_id in zip(sources, destinations, strict=True):
+            self.keys[:, destination_id] = source.keys[:, source_id]
+            self.values[:, destination_id] = source.values[:, source_id]
+
 
 def bytes_per_block(shape: NetworkShape, block_size: int, dtype: DTypeLike = np.float32) -> int:
     """Give the bytes of one block: keys and values of block_size tokens in all layers."""

@@ -137,6 +137,13 @@ class BlockPool:
             if self._journal is not None:
                 self._journal.append((self._undo_acquire, (block, lru_place)))
 
+    def share(self, blocks: Sequence[int]) -> None:
+        """Add one more reader to blocks that somebody reads. Not undone."""
+        assert self._journal is None
+        for block in blocks:
+            check(self._ref_counts[block] > 0, "a block without reader was shared", block=block)
+            self._ref_counts[block] += 1
+
     def release(self, blocks: Sequence[int]) -> None:
         """Give up one reader of each block, the last block first.
 
@@ -193,10 +200,10 @@ class BlockPool:
                 self._lru.remove(block)
                 self._free.append(block)
 
-    def forget_entries(self, chain: ContentChain) -> None:
-        """Note that the chain's request holds none of its blocks any more."""
+    def forget_entries(self, chain: ContentChain, num_kept: int = 0) -> None:
+        """Note that the chain's request holds its first `num_kept` blocks only."""
         self._note(self._undo_forget, chain, chain.entries)
-        chain.entries = []
+        chain.entries = chain.entries[:num_kept]
 
     def state(self) -> tuple[object, ...]:
         """Give everything that decides later behaviour, in a canonical order, for digests."""

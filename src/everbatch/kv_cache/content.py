@@ -60,3 +60,13 @@ class ContentChain:
             block_tokens = tokens[start : start + width]
             parent = self.hasher(parent, block_tokens)
             self.contents.append(BlockContent(parent, block_tokens))
+
+    def copy(self) -> "ContentChain":
+        """Give a chain that grows on its own from here."""
+        return ContentChain(
+            self.salt_digest,
+            self.block_size,
+            self.hasher,
+            list(self.contents),
+            list(self.entries),
+        )

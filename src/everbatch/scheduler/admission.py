@@ -3,21 +3,27 @@
 Pure arithmetic over a request and the configuration. Called by the scheduler and the planner.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from everbatch.base.units import div_ceil
-from everbatch.kv_cache.arithmetic import blocks_for_life
+from everbatch.kv_cache.arithmetic import blocks_for, blocks_for_life
 from everbatch.scheduler.config import SchedulerConfig
 
 
 class RejectReason(Enum):
+    """Why a request is refused at arrival."""
+
     EMPTY_PROMPT = "empty_prompt"
     MAX_TOKENS = "max_tokens"
     CONTEXT_LIMIT = "context_limit"
     KV_POOL = "kv_pool"
     TOKEN_BUDGET = "token_budget"
     DUPLICATE_ID = "duplicate_id"
+    SEQUENCE_BUDGET = "sequence_budget"
+    QUEUE_FULL = "queue_full"
+    TENANT_RATE = "tenant_rate"
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,17 +36,24 @@ class Rejection:
     limit: int
 
 
-def most_output_tokens(num_prompt_tokens: int, config: SchedulerConfig) -> int:
+def most_output_tokens(
+    num_prompt_tokens: int, config: SchedulerConfig, num_samples: int = 1
+) -> int:
     """Give the largest max_tokens with which a prompt is accepted; below 1 if there is none.
 
-    The last output is never consumed, so it needs no place in the pool.
+    The last output is never consumed, so it needs no place in the pool. The full blocks of the
+    prompt are there once, what comes after them once a sample.
     """
     by_context = config.context_limit - num_prompt_tokens
-    by_pool = config.num_blocks * config.block_size - num_prompt_tokens + 1
+    num_shared = num_prompt_tokens // config.block_size
+    num_own = (config.num_blocks - num_shared) // num_samples
+    by_pool = (num_shared + num_own) * config.block_size - num_prompt_tokens + 1
     return min(by_context, by_pool)
 
 
-def refusal(num_prompt_tokens: int, max_tokens: int, config: SchedulerConfig) -> Rejection | None:
+def refusal(
+    num_prompt_tokens: int, max_tokens: int, config: SchedulerConfig, num_samples: int = 1
+) -> Rejection | None:
     """Say why a request can never run, or None. Cache hits and the watermark do not enter."""
     if num_prompt_tokens < 1:
         return Rejection(RejectReason.EMPTY_PROMPT, "the prompt has no tokens, it needs 1", 1, 0)
@@ -50,10 +63,20 @@ def refusal(num_prompt_tokens: int, max_tokens: int, config: SchedulerConfig) ->
     total = num_prompt_tokens + max_tokens
     if total > config.context_limit:
         return _over_context(num_prompt_tokens, max_tokens, config)
-    needed = blocks_for_life(num_prompt_tokens, max_tokens, config.block_size)
-    if needed > config.num_blocks:
+    if num_samples > config.max_num_seqs:
+        limit = config.max_num_seqs
         message = (
-            f"prompt of {num_prompt_tokens:,} tokens and max_tokens {max_tokens:,} need "
+            f"n is {num_samples:,}, at most max_num_seqs {limit:,} samples can run at once: lower "
+            "n or raise --max-num-seqs"
+        )
+        return Rejection(RejectReason.SEQUENCE_BUDGET, message, num_samples, limit)
+    needed = blocks_for_life(num_prompt_tokens, max_tokens, config.block_size)
+    # The full blocks of the prompt are there once, everything after them once a sample.
+    needed += (num_samples - 1) * (needed - num_prompt_tokens // config.block_size)
+    if needed > config.num_blocks:
+        samples = f" in {num_samples:,} samples" if num_samples > 1 else ""
+        message = (
+            f"prompt of {num_prompt_tokens:,} tokens and max_tokens {max_tokens:,}{samples} need "
             f"{needed:,} KV blocks of {config.block_size}, the pool has {config.num_blocks:,}: "
             "shorten the prompt, lower max_tokens or raise --kv-cache-memory"
         )
@@ -94,3 +117,57 @@ def chunk_size(remaining: int, budget_left: int, config: SchedulerConfig) -> int
 def chunk_blocks(start: int, count: int, num_held: int, block_size: int) -> int:
     """Give the blocks to append so that tokens [start, start + count) have their places."""
     return div_ceil(start + count, block_size) - num_held
+
+
+def peak_blocks(futures: Sequence[tuple[int, int, int]], block_size: int) -> int:
+    """Give the most blocks that requests hold at any time if all run to their limits.
+
+    `futures`: (tokens in the cache now, outputs still to come, samples). After t more steps a
+    request holds the blocks of its tokens + t, until its outputs have come. The sum is largest
+    just before somebody ends. O(n²). Source: LightLLM's future peak, in blocks.
+    """
+    peak = 0
+    for ahead in sorted({remaining for _, remaining, _ in futures}):
+        held = sum(
+            samples * blocks_for(tokens + ahead, block_size)
+            for tokens, remaining, samples in futures
+            if remaining >= ahead
+        )
+        peak = max(peak, held)
+    return peak
+
+
+def queue_refusal(
+    num_prompt_tokens: int, num_waiting: int, waiting_tokens: int, config: SchedulerConfig
+) -> Rejection | None:
+    """Say why there is no room to wait, or None. The limits are inclusive.
+
+    num_waiting, waiting_tokens: requests that arrived before, never ran, and their prompt tokens.
+    """
+    limit = config.max_queue_requests
+    if limit and num_waiting + 1 > limit:
+        message = (
+            f"{num_waiting:,} requests wait already, max_queue_requests is {limit:,}: try again "
+            "later or raise --max-queue-requests"
+        )
+        return Rejection(RejectReason.QUEUE_FULL, message, num_waiting + 1, limit)
+    limit = config.max_queue_tokens
+    total = waiting_tokens + num_prompt_tokens
+    if limit and total > limit:
+        message = (
+            f"{waiting_tokens:,} prompt tokens wait already, with {num_prompt_tokens:,} more they "
+            f"exceed max_queue_tokens {limit:,}: try again later or raise --max-queue-tokens"
+        )
+        return Rejection(RejectReason.QUEUE_FULL, message, total, limit)
+    return None
+
+
+def rate_refusal(tenant: str, num_recent: int, limit: int) -> Rejection | None:
+    """Say that a tenant sends too much, or None; `limit` 0: it may send anything."""
+    if not limit or num_recent < limit:
+        return None
+    message = (
+        f"tenant {tenant!r} sent {num_recent:,} requests in the last minute, its "
+        f"max_requests_per_minute is {limit:,}: try again later"
+    )
+    return Rejection(RejectReason.TENANT_RATE, message, num_recent + 1, limit)

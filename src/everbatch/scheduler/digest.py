@@ -16,16 +16,24 @@ def state_digest(scheduler: Scheduler) -> str:
     state = scheduler.state
     facts = (
         state.pool.state(),
+        state.host_pool.state() if state.host_pool is not None else None,
+        state.ledger.state() if state.ledger is not None else None,
         [_request_facts(scheduler, request) for request in state.requests.values()],
-        [request.id for request in state.waiting],
+        [r.id for r in state.policy.queue.in_order(state.decodes.num_steps, lambda _: 0)],
         [request.id for request in state.prefilling],
         [request.id for request in state.decodes],
         sorted(request.id for request in state.idle_decodes),
         sorted(request.id for request in state.due if request in state.decodes),
+        sorted(request.id for request in state.following),
+        sorted(request.id for request in state.tail_holders),
+        sorted(request.id for request in state.protected),
+        sorted(state.masked.items()),
         sorted(state.free_slots),
         [request.id if request is not None else None for request in state.slots],
         state.preempted_slots,
         state.released_slots,
+        [(request.id, pairs) for request, pairs in state.swapped_out],
+        (state.num_fresh_waiting, state.fresh_waiting_tokens, state.num_deferred_calls),
         (state.decodes.num_steps, state.next_arrival, state.next_admission),
     )
     return sha256(repr(facts).encode()).hexdigest()
@@ -41,6 +49,7 @@ def _request_facts(scheduler: Scheduler, request: Request) -> tuple[object, ...]
         request.status.value,
         request.slot,
         tuple(request.block_table),
+        tuple(request.host_blocks),
         tuple(request.chain.entries) if request.chain is not None else None,
         computed,
         outputs,

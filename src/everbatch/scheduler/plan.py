@@ -17,12 +17,21 @@ from typing import Protocol
 
 
 class DeferReason(Enum):
-    """Why a live request got no token in a step; if several hold, the first of this order."""
+    """Why a live request got no token in a step; if several hold, the first of this order.
 
+    PREFILL_SHARE is a decode's: the step's tokens were kept for prompts. TENANT_SHARE and HOST_TIER
+    have a place in the order and never bind today: a tenant that must wait stands behind the head,
+    and a host tier without room means recomputing (docs/decisions).
+    """
+
+    STATIC_BATCH = "static_batch"
     BEHIND_HEAD = "behind_head"
     COOLDOWN = "cooldown"
     SEQUENCE_BUDGET = "sequence_budget"
+    TENANT_SHARE = "tenant_share"
+    PREFILL_SHARE = "prefill_share"
     TOKEN_BUDGET = "token_budget"
+    HOST_TIER = "host_tier"
     KV_BUDGET = "kv_budget"
 
 
@@ -43,10 +52,12 @@ class Admission:
     request_id: str
     payload: object
     num_cached_tokens: int
-    """Tokens whose KV stands in `cached_blocks`."""
+    """Tokens whose KV stands in `cached_blocks`: prefix hits, what a victim kept, or swapped in."""
     cached_blocks: tuple[int, ...]
     num_output_tokens: int
-    """Outputs emitted before a preemption; its tokens are then history to rebuild."""
+    """Outputs emitted before a preemption."""
+    sample: int = 0
+    """Which sample of a request with n > 1; each has a slot of its own."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +71,8 @@ class PrefillChunk:
     """Blocks to append to the slot's block table before the forward pass."""
     emits: bool
     """Whether the last row samples: true for the last chunk of a prompt, never for a rebuild."""
+    followers: tuple[int, ...] = ()
+    """Slots that sample from the last row too, if it emits, and then read the same blocks."""
 
 
 @dataclass(slots=True)
@@ -78,6 +91,14 @@ class StepPlan:
     joined: list[int] = field(default_factory=list)
     appended: list[tuple[int, int]] = field(default_factory=list)
     """(slot, block): one more block at the end of the table of a decoding request."""
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    """(slot, source, destination): copy the block and let it take the last place of the table."""
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    """(block, host block) to copy to the host tier."""
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, block) to copy back."""
+    masked: list[int] = field(default_factory=list)
+    """Static batching: slots whose requests have ended; each is to cost what a decode costs."""
     num_decodes: int = 0
     """Size of the decode set in this step; each member consumes one token."""
     num_tokens: int = 0
@@ -99,6 +120,9 @@ class StepOutcome:
 class TokenStore(Protocol):
     """Where token ids live. The scheduler asks only for what it must hash."""
 
-    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
-        """Give tokens [start, stop) of prompt + outputs, as little-endian 32-bit integers."""
+    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
+        """Give tokens [start, stop) of prompt + outputs, as little-endian 32-bit integers.
+
+        `sample` tells the samples of one payload apart; an id may come again with another payload.
+        """
         ...

@@ -1,19 +1,61 @@
-"""Who yields its blocks when they run out.
+"""Who yields its blocks when they run out, and how.
 
-Pure choice among holders. Called by the planner.
+Pure choice among holders. Called by the block ledger and by the scheduler.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.policy import Rank
 from everbatch.scheduler.request import Request
 
+ComputedTokens = Callable[[Request], int]
 
-def choose_victim(holders: Sequence[Request]) -> Request | None:
-    """Give the latest arrival, but never the most senior one; None if there is nobody else.
 
-    The most senior always keeps what it has, and a request that was accepted fits the pool alone,
-    so somebody always comes to an end (docs/invariants.md, progress).
+def is_protected(request: Request, config: SchedulerConfig) -> bool:
+    """Whether a request was preempted as often as allowed: it never yields again."""
+    return 0 < config.max_preemptions <= request.num_preemptions
+
+
+def choose_victim(
+    holders: Sequence[Request],
+    config: SchedulerConfig,
+    rank: Callable[[Request], Rank],
+    computed_tokens: ComputedTokens,
+) -> Request | None:
+    """Choose among those who hold blocks; None if nobody may be made to yield.
+
+    Never the most senior one: it keeps what it has, and a request that was accepted fits the pool
+    alone, so somebody always comes to an end (docs/invariants.md, progress). Never a protected one.
+    Ties of every rule: the latest arrival.
     """
     if len(holders) < 2:
         return None
-    return max(holders, key=lambda request: request.arrival_number)
+    senior = min(holders, key=rank)
+    candidates = [r for r in holders if r is not senior and not is_protected(r, config)]
+    if not candidates:
+        return None
+    match config.preemption_victim:
+        case "priority":
+            return max(candidates, key=lambda r: (rank(r)[0], r.arrival_number, r.sample))
+        case "least_lost":
+            return min(candidates, key=lambda r: (computed_tokens(r), -r.arrival_number, -r.sample))
+        case "largest":
+            return max(candidates, key=lambda r: (len(r.block_table), r.arrival_number, r.sample))
+        case _:
+            return max(candidates, key=lambda r: (r.arrival_number, r.sample))
+
+
+def is_swap_cheaper(
+    num_blocks: int, num_tokens: int, config: SchedulerConfig
+) -> tuple[bool, tuple[int, int]]:
+    """Compare moving blocks out and back in with computing their tokens again.
+
+    Gives also both costs in nanoseconds. Source: PagedAttention, section 7.3 (the better of the
+    two depends on the block size, the link and the device).
+    """
+    costs = config.preemption_costs
+    assert costs is not None
+    swap_ns = num_blocks * costs.swap_ns_per_block
+    recompute_ns = num_tokens * costs.recompute_ns_per_token
+    return swap_ns < recompute_ns, (swap_ns, recompute_ns)

@@ -1,30 +1,34 @@
 """Turns what the scheduler did into events, and remembers why each request waits.
 
-Changes no request. Called by the scheduler.
+Changes no request. Called by the scheduler and the lifecycle.
 """
+
+from collections.abc import Iterator
 
 from everbatch.base.events import Arrived, Deferred, Event, Rejected, StepRan
 from everbatch.kv_cache.block_pool import BlockPool
 from everbatch.scheduler.admission import Rejection
+from everbatch.scheduler.draft import BEHIND_HEAD, Draft
 from everbatch.scheduler.plan import Deferral, DeferReason, StepPlan
-from everbatch.scheduler.planner import Draft
-from everbatch.scheduler.queue import WaitingQueue
 from everbatch.scheduler.request import Request
+from everbatch.scheduler.state import SchedulerState
 
 
 class DeferralLog:
     """Why live requests got no token when that was last reported; an event when the reason changes.
 
     All but the head of the queue stand behind it. That is noted when they come or when the head
-    changes, so a long queue that waits costs nothing.
+    changes, so a long queue that waits costs nothing. Where the rest of the queue waits for another
+    reason (static batching, greedy backfill) it is gone through when that reason changes.
     """
 
-    def __init__(self, waiting: WaitingQueue, events: list[Event]) -> None:
+    def __init__(self, state: SchedulerState, events: list[Event]) -> None:
         self.current: dict[Request, Deferral] = {}
-        self._waiting = waiting
+        self._state = state
         self._events = events
         self._newcomers: list[Request] = []
         self._head: Request | None = None
+        self._rest = BEHIND_HEAD
 
     def note_waiting(self, request: Request) -> None:
         """A request has come, or come back, into the queue."""
@@ -32,53 +36,72 @@ class DeferralLog:
         self._newcomers.append(request)
 
     def note_served(self, request: Request) -> None:
-        """A request got a token, or ended."""
+        """A request got a token."""
+        self.current.pop(request, None)
+
+    def forget(self, request: Request) -> None:
+        """A request has ended."""
         self.current.pop(request, None)
 
     def report(self, draft: Draft, step: int, now_ns: int) -> None:
         """Log whom a plan left without a token, where the reason is not the last one logged."""
         for request, deferral in draft.deferred.items():
             self._defer(request, deferral, step, now_ns)
-        head = self._waiting.peek()
+        queue = self._state.policy.queue
+        head = queue.peek(self._state.decodes.num_steps)
         if draft.victims and head is not None:
             # Nobody is admitted in a step that preempted; the head may be a victim itself.
             self._defer(head, Deferral(DeferReason.COOLDOWN, 0, 0), step, now_ns)
-        if not self._newcomers and head is self._head:
+        rest_changed = draft.rest_of_queue.reason is not self._rest.reason
+        if not self._newcomers and head is self._head and not rest_changed:
             return
-        behind = Deferral(DeferReason.BEHIND_HEAD, 0, 0)
-        if self._head is not None:
-            self._newcomers.append(self._head)
-        for request in self._newcomers:
-            if request is not head and request in self._waiting:
-                self._defer(request, behind, step, now_ns)
+        for request in self._others(head, everybody=rest_changed):
+            if request not in draft.deferred and request in queue:
+                skip_head = request is head and draft.rest_of_queue is BEHIND_HEAD
+                if not skip_head:
+                    self._defer(request, draft.rest_of_queue, step, now_ns)
         self._newcomers.clear()
         self._head = head
+        self._rest = draft.rest_of_queue
+
+    def _others(self, head: Request | None, *, everybody: bool) -> Iterator[Request]:
+        """Go through those whose reason may be another one than before."""
+        if everybody:
+            step = self._state.decodes.num_steps
+            yield from self._state.policy.queue.in_order(step, lambda _: 0)
+            return
+        yield from self._newcomers
+        if self._head is not None:
+            yield self._head
 
     def _defer(self, request: Request, deferral: Deferral, step: int, now_ns: int) -> None:
         known = self.current.get(request)
         self.current[request] = deferral
         if known is None or known.reason is not deferral.reason:
             reason, needed, available = deferral.reason.value, deferral.needed, deferral.available
-            self._events.append(Deferred(now_ns, step, request.id, reason, needed, available))
+            self._events.append(Deferred(now_ns, step, request.label, reason, needed, available))
 
 
-def arrived_event(request: Request, now_ns: int) -> Arrived:
+def arrived_event(request: Request, num_samples: int, now_ns: int) -> Arrived:
     return Arrived(
         t=now_ns,
-        id=request.id,
+        id=request.label,
         prompt_tokens=request.num_prompt_tokens,
         max_tokens=request.max_tokens,
         priority=request.priority,
         tenant=request.tenant,
+        samples=num_samples,
     )
 
 
-def rejected_event(request: Request, rejection: Rejection, now_ns: int) -> Rejected:
+def rejected_event(
+    request_id: str, num_prompt_tokens: int, max_tokens: int, rejection: Rejection, now_ns: int
+) -> Rejected:
     return Rejected(
         t=now_ns,
-        id=request.id,
-        prompt_tokens=request.num_prompt_tokens,
-        max_tokens=request.max_tokens,
+        id=request_id,
+        prompt_tokens=num_prompt_tokens,
+        max_tokens=max_tokens,
         reason=rejection.reason.value,
         needed=rejection.needed,
         limit=rejection.limit,
@@ -89,6 +112,9 @@ def step_event(
     draft: Draft, plan: StepPlan, pool: BlockPool, num_emitted: int, now_ns: int
 ) -> StepRan:
     """Describe a step that has run; the pool is as its retirements left it."""
+    taken = [(request.id, tuple(blocks)) for request, blocks in draft.new_blocks.items() if blocks]
+    taken += [(request.id, tuple(blocks)) for request, blocks in draft.swapped_in.items()]
+    taken += [(request.id, (copy,)) for request, (_, copy) in draft.copies.items()]
     return StepRan(
         t=now_ns,
         step=plan.step,
@@ -97,7 +123,7 @@ def step_event(
         emitted=num_emitted,
         decodes=draft.num_decodes,
         chunks=tuple((request.id, c.start, c.count) for request, c in draft.chunks.items()),
-        blocks=tuple((request.id, tuple(taken)) for request, taken in draft.new_blocks.items()),
+        blocks=tuple(taken),
         joined=tuple(request.id for request in draft.joined),
         left=tuple(request.id for request in draft.left),
         free_blocks=pool.num_free,

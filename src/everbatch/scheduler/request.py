@@ -8,6 +8,9 @@ TokenStore has them), text, clients. The scheduler alone changes a request.
        │           v           v                          any state ──> FINISHED: abort, error
        └────── PREEMPTED <─────┘
 
+A victim that keeps something (its first blocks, or all of them in the host tier) stays PREEMPTED
+and goes on from there; it waits in the queue all the same.
+
 A rebuild after preemption is PREFILL with `is_rebuilding` set: it consumes what was consumed once
 (prompt and outputs but the last) and emits nothing.
 """
@@ -54,6 +57,22 @@ ALLOWED_MOVES: dict[RequestStatus, tuple[RequestStatus, ...]] = {
 
 
 @dataclass(slots=True, eq=False)
+class SampleGroup:
+    """The n samples of one request. The first computes the prompt, then all of them decode."""
+
+    id: str
+    samples: "list[Request]"
+    """Those that are live, the leader first until they fork."""
+    num_samples: int
+    has_forked: bool = False
+    ended: "list[Request]" = field(default_factory=list)
+
+    @property
+    def leader(self) -> "Request":
+        return self.samples[0]
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One request. Its tokens: [0, cached) reused | [cached, computed) ours | [computed, …) to do.
 
@@ -68,15 +87,25 @@ class Request:
     num_prompt_tokens: int
     max_tokens: int
     priority: int = 0
+    """Lower runs first, under policy priority."""
     tenant: str = ""
     cache_salt: str = ""
     payload: object = None
     """Whatever the executor needs to know; the scheduler never reads it."""
+    deadline_ns: int | None = None
+    """The last moment at which its first step may be planned."""
+    sample: int = 0
+    """Which of the samples of its group it is; 0 without a group."""
+    group: "SampleGroup | None" = None
 
+    arrival_step: int = 0
+    """Steps completed when it arrived."""
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     slot: int | None = None
     block_table: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)
+    """Where its blocks are while it is swapped out."""
     chain: ContentChain | None = None
     admission_number: int = 0
     last_served_step: int = 0
@@ -89,6 +118,36 @@ class Request:
     """The most tokens that were ever computed: below it, computing is recomputing."""
     num_recomputed_tokens: int = 0
     num_preemptions: int = 0
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it was ever admitted."""
+        return self.num_cached_tokens is not None
+
+    @property
+    def followers(self) -> "list[Request]":
+        """The samples that wait for this one to compute their common prompt."""
+        if self.group is None or self.group.leader is not self:
+            return []
+        return self.group.samples[1:] if not self.group.has_forked else []
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether it waits for another sample to compute their common prompt."""
+        group = self.group
+        return group is not None and not group.has_forked and group.leader is not self
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that its admission takes: one for each sample while they share the prompt."""
+        return 1 + len(self.followers)
+
+    @property
+    def label(self) -> str:
+        """The name under which people know it now: the group's while its samples are one."""
+        if self.group is not None and not self.group.has_forked and not self.has_started:
+            return self.group.id
+        return self.id
 
     @property
     def is_rebuilding(self) -> bool:
@@ -106,6 +165,23 @@ class Request:
     def num_context_tokens(self) -> int:
         """`prefill_target` and the pending output, if there is one."""
         return self.num_prompt_tokens + self.num_output_tokens
+
+    def sibling(self, id: str, sample: int) -> "Request":
+        """Give another sample of the same request, fresh, in the same group."""
+        return Request(
+            id=id,
+            arrival_number=self.arrival_number,
+            arrival_ns=self.arrival_ns,
+            num_prompt_tokens=self.num_prompt_tokens,
+            max_tokens=self.max_tokens,
+            priority=self.priority,
+            tenant=self.tenant,
+            cache_salt=self.cache_salt,
+            payload=self.payload,
+            sample=sample,
+            group=self.group,
+            arrival_step=self.arrival_step,
+        )
 
     def move_to(self, status: RequestStatus) -> None:
         """Change state; a move that the table does not allow is a bug."""

@@ -1,6 +1,7 @@
 """Everything a scheduler remembers between two steps.
 
-The planner reads it; `Scheduler` alone changes it (the pool and the queue through their methods).
+The planners read it; the lifecycle alone changes it (pools, queue and ledger through their
+methods).
 """
 
 from dataclasses import dataclass, field
@@ -8,44 +9,78 @@ from dataclasses import dataclass, field
 from everbatch.kv_cache.block_pool import BlockPool
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.decode_set import DecodeSet
-from everbatch.scheduler.queue import WaitingQueue
-from everbatch.scheduler.request import Request
+from everbatch.scheduler.policy import Policy, make_policy
+from everbatch.scheduler.request import Request, SampleGroup
+from everbatch.scheduler.tenants import RateLimits, TenantLedger
 
 
 @dataclass(slots=True)
 class SchedulerState:
-    """A live request is in exactly one of waiting, prefilling, decodes and idle_decodes."""
+    """Who is where. A live request is in the queue or in one of the collections of who runs."""
 
     pool: BlockPool
+    host_pool: BlockPool | None
+    """The host tier's blocks, as ids of their own."""
     decodes: DecodeSet
+    policy: Policy
+    ledger: TenantLedger | None
+    """VTC's counters; None under other policies, which need none."""
+    rates: RateLimits
     slots: list[Request | None]
     free_slots: list[int]
     """A heap: the lowest empty slot is taken first."""
-    waiting: WaitingQueue = field(default_factory=WaitingQueue)
     requests: dict[str, Request] = field(default_factory=dict)
-    """All live requests, in order of arrival."""
+    """All live requests, in order of arrival; each sample of a group is one."""
+    groups: dict[str, SampleGroup] = field(default_factory=dict)
     prefilling: dict[Request, None] = field(default_factory=dict)
     """In order of admission."""
+    following: dict[Request, None] = field(default_factory=dict)
+    """Samples with a slot whose leader computes their prompt."""
     idle_decodes: dict[Request, None] = field(default_factory=dict)
     """In DECODE without being a member: their prompt has just ended, or they were deferred."""
     due: list[Request] = field(default_factory=list)
-    """Members whose blocks are full: each needs one more in the next plan."""
+    """Members whose blocks were full after the last step: each needs one more in the next plan."""
+    protected: dict[Request, None] = field(default_factory=dict)
+    """Holders of a slot that were preempted as often as allowed; their whole life is reserved."""
+    tail_holders: dict[Request, None] = field(default_factory=dict)
+    """Preempted requests that wait and kept the first of their blocks."""
+    masked: dict[int, str] = field(default_factory=dict)
+    """Static batching: slots of members that have ended, with their ids, until the last ends."""
+    deadlines: list[tuple[int, int, Request]] = field(default_factory=list)
+    """A heap of (deadline, arrival number, request); who has started or ended is passed over."""
     preempted_slots: list[int] = field(default_factory=list)
     released_slots: list[int] = field(default_factory=list)
-    """Given back since the last plan that was carried out; the executor has yet to hear."""
+    swapped_out: list[tuple[Request, tuple[tuple[int, int], ...]]] = field(default_factory=list)
+    """Since the last plan that was carried out: the executor has yet to hear of these."""
+    num_fresh_waiting: int = 0
+    fresh_waiting_tokens: int = 0
+    """Waiting requests that never ran, and their prompt tokens: what the queue limits count."""
     next_arrival: int = 0
     next_admission: int = 0
+    num_deferred_calls: int = 0
+    """Calls in a row in which somebody had to yield before anybody could run."""
 
     @classmethod
     def empty(cls, config: SchedulerConfig) -> "SchedulerState":
+        decodes = DecodeSet(config.block_size)
+        ledger = TenantLedger(config.tenants) if config.policy == "vtc" else None
         return cls(
             pool=BlockPool(config.num_blocks),
-            decodes=DecodeSet(config.block_size),
+            host_pool=BlockPool(config.num_host_blocks) if config.num_host_blocks else None,
+            decodes=decodes,
+            policy=make_policy(config, decodes, ledger),
+            ledger=ledger,
+            rates=RateLimits(config.tenants),
             slots=[None] * config.max_num_seqs,
             free_slots=list(range(config.max_num_seqs)),
         )
 
     @property
     def num_running(self) -> int:
-        """Requests that hold a slot."""
-        return len(self.prefilling) + len(self.decodes) + len(self.idle_decodes)
+        """Requests that hold a slot; a masked slot is held by nobody who runs."""
+        members = len(self.decodes) + len(self.idle_decodes)
+        return len(self.prefilling) + len(self.following) + members
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.policy.queue)

@@ -15,6 +15,8 @@ def verify_scheduler(scheduler: Scheduler) -> None:
     """Check a scheduler at a step boundary; raises InvariantViolation."""
     state = scheduler.state
     verify_pool(state.pool, [request.block_table for request in state.requests.values()])
+    if state.host_pool is not None:
+        verify_pool(state.host_pool, [request.host_blocks for request in state.requests.values()])
     for request in state.requests.values():
         _verify_place(scheduler, request)
         _verify_counters(scheduler, request)
@@ -22,7 +24,7 @@ def verify_scheduler(scheduler: Scheduler) -> None:
     # I4: the sequence budget counts every holder of a slot.
     check(
         len(holders) == state.num_running
-        and len(holders) + len(state.free_slots) == len(state.slots),
+        and len(holders) + len(state.free_slots) + len(state.masked) == len(state.slots),
         "slots and running requests do not agree",
         holders=len(holders),
         running=state.num_running,
@@ -66,31 +68,61 @@ def verify_plan(scheduler: Scheduler, plan: StepPlan) -> None:
 def _verify_place(scheduler: Scheduler, request: Request) -> None:
     # I3: a live request is in exactly one place, the one of its status.
     state = scheduler.state
+    queue = state.policy.queue
     places = {
-        RequestStatus.WAITING: request in state.waiting,
-        RequestStatus.PREFILL: request in state.prefilling,
+        RequestStatus.WAITING: request in queue,
+        RequestStatus.PREEMPTED: request in queue,
+        RequestStatus.PREFILL: request in state.prefilling or request in state.following,
         RequestStatus.DECODE: request in state.decodes or request in state.idle_decodes,
     }
-    num_places = sum(
-        request in place
-        for place in (state.waiting, state.prefilling, state.decodes, state.idle_decodes)
+    collections = (
+        queue,
+        state.prefilling,
+        state.following,
+        state.decodes,
+        state.idle_decodes,
     )
+    num_places = sum(request in place for place in collections)
+    # A sample that waits for its leader to be admitted stands with it.
+    waits_with_leader = request.is_follower and request.status is RequestStatus.WAITING
     check(
-        num_places == 1 and places.get(request.status, False),
+        num_places == int(not waits_with_leader)
+        and (waits_with_leader or places.get(request.status, False)),
         "a request is not in exactly the place of its status",
         id=request.id,
         status=request.status,
         places=num_places,
     )
-    waits = request.status is RequestStatus.WAITING
+    waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
     check(waits == (request.slot is None), "only who waits has no slot", id=request.id)
-    check(not (waits and request.block_table), "who waits holds blocks", id=request.id)
+    keeps = bool(request.block_table or request.host_blocks)
+    check(
+        not (request.status is RequestStatus.WAITING and keeps),
+        "who waits holds blocks",
+        id=request.id,
+    )
+    check(
+        request.status is not RequestStatus.PREEMPTED or keeps,
+        "a preempted request kept nothing and does not wait",
+        id=request.id,
+    )
+    check(
+        not request.host_blocks or request.status is RequestStatus.PREEMPTED,
+        "a request that is not swapped out holds host blocks",
+        id=request.id,
+    )
+    is_tail_holder = request.status is RequestStatus.PREEMPTED and bool(request.block_table)
+    check(
+        is_tail_holder == (request in state.tail_holders),
+        "the tail holders are not those who wait and kept blocks",
+        id=request.id,
+    )
 
 
 def _verify_counters(scheduler: Scheduler, request: Request) -> None:
     # I7: the tokens consumed and emitted fit each other, the table and the limits.
     computed, outputs = scheduler.progress(request)
-    held = len(request.block_table)
+    held = len(request.block_table) + len(request.host_blocks)
     needed = blocks_for(computed, scheduler.config.block_size)
     facts = {"id": request.id, "computed": computed, "outputs": outputs, "blocks": held}
     check(held >= needed, "computed tokens have no block", **facts)
@@ -100,5 +132,5 @@ def _verify_counters(scheduler: Scheduler, request: Request) -> None:
         expected = request.num_prompt_tokens + outputs - 1
         check(computed == expected, "a decoding request has consumed another count", **facts)
         check(outputs > 0, "a decoding request has emitted nothing", **facts)
-    elif request.status is RequestStatus.PREFILL:
+    elif request.status is RequestStatus.PREFILL and not request.is_follower:
         check(computed < request.prefill_target, "a prefill has nothing left to do", **facts)

@@ -191,14 +191,15 @@ class SimulatedRun:
         reason of the first that waits; for the others there was nobody.
         """
         state = self.engine.scheduler.state
-        self.accounts.counters.masked_slot_iterations += len(getattr(plan, "masked", ()))
+        self.accounts.counters.masked_slot_iterations += len(plan.masked)
         # Slots that were given back at the end of the step were held during it.
-        num_empty = len(state.free_slots) - len(state.released_slots)
+        given_back = sum(slot not in state.masked for slot in state.released_slots)
+        num_empty = len(state.free_slots) - given_back
         num_waiting = min(num_empty, len(state.requests) - state.num_running)
         self.accounts.note_idle(QUEUE_EMPTY, num_empty - num_waiting)
         if num_waiting:
             deferrals = self.engine.scheduler.deferrals.current
-            first = state.waiting.peek()
+            first = state.policy.queue.peek(state.decodes.num_steps)
             if first not in deferrals:
                 first = next(request for request in deferrals if request.slot is None)
             self.accounts.note_idle(deferrals[first].reason.value, num_waiting)

@@ -78,7 +78,7 @@ class SlotHistory:
             self._keep(chunk.slot, step, Phase.PREFILL)
         for slot in plan.joined:
             self._keep(slot, step, Phase.DECODE)
-        for slot in getattr(plan, "masked", ()):
+        for slot in plan.masked:
             self._keep(slot, step, Phase.MASKED)
 
     def happened(self, events: Iterable[Event]) -> None:

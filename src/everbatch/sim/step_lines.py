@@ -30,7 +30,8 @@ class StepLines:
     def planned(self, plan: StepPlan, step: int) -> None:
         """Step `step` begins: follow what the plan changes."""
         for slot in plan.released:
-            self._slots[slot] = None
+            if slot not in plan.masked:
+                self._slots[slot] = None
             self._decodes.pop(slot, None)
         for slot in plan.left:
             self._decodes.pop(slot, None)
@@ -68,7 +69,7 @@ class StepLines:
             "scheduled": dict.fromkeys(decode, 1) | prefill,
             "prefill": list(prefill),
             "decode": decode,
-            "masked": [self._name(slot) for slot in getattr(plan, "masked", ())],
+            "masked": [self._name(slot) for slot in plan.masked],
             "emitted": dict.fromkeys([*decode, *first_tokens], 1),
         }
 

@@ -32,9 +32,9 @@ def test_a_sound_state_passes():
     [
         lambda state, a, b, c: a.block_table.pop(),
         lambda state, a, b, c: state.pool.allocate(1),
-        lambda state, a, b, c: state.waiting.remove(c),
+        lambda state, a, b, c: state.policy.queue.remove(c),
         lambda state, a, b, c: state.prefilling.update({a: None}),
-        lambda state, a, b, c: state.waiting.push(b),
+        lambda state, a, b, c: state.policy.queue.push(b),
         lambda state, a, b, c: state.slots.__setitem__(0, None),
         lambda state, a, b, c: setattr(c, "slot", 1),
         lambda state, a, b, c: setattr(a, "num_output_tokens", 9),

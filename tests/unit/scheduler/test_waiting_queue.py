@@ -2,7 +2,7 @@
 
 import pytest
 
-from everbatch.scheduler.queue import WaitingQueue
+from everbatch.scheduler.queue import SortedQueue
 from everbatch.scheduler.request import Request
 
 
@@ -12,7 +12,7 @@ def request(arrival_number):
 
 
 def filled(*arrival_numbers):
-    queue = WaitingQueue()
+    queue = SortedQueue(lambda one: 0)
     requests = {number: request(number) for number in arrival_numbers}
     for one in requests.values():
         queue.push(one)
@@ -20,13 +20,13 @@ def filled(*arrival_numbers):
 
 
 def numbers(queue):
-    return [one.arrival_number for one in queue]
+    return [one.arrival_number for one in queue.in_order(0, lambda one: 0)]
 
 
 def test_an_empty_queue_has_no_head():
-    queue = WaitingQueue()
+    queue = SortedQueue(lambda one: 0)
 
-    assert queue.peek() is None
+    assert queue.peek(0) is None
     assert len(queue) == 0
     assert numbers(queue) == []
 
@@ -35,7 +35,7 @@ def test_order_is_that_of_arrival():
     queue, _ = filled(3, 1, 4, 0, 2)
 
     assert numbers(queue) == [0, 1, 2, 3, 4]
-    assert queue.peek().arrival_number == 0
+    assert queue.peek(0).arrival_number == 0
 
 
 @pytest.mark.parametrize("gone", [0, 2, 4])
@@ -55,7 +55,7 @@ def test_a_victim_comes_back_before_those_who_arrived_later():
     queue.push(requests[1])
 
     assert numbers(queue) == [1, 2, 3]
-    assert queue.peek() is requests[1]
+    assert queue.peek(0) is requests[1]
 
 
 def test_victims_come_back_before_a_head_that_has_moved_on():
@@ -81,10 +81,10 @@ def test_who_left_and_came_back_stands_there_once():
 def test_heads_removed_one_by_one_leave_the_rest_in_order():
     queue, requests = filled(*range(20))
     for number in range(20):
-        assert queue.peek() is requests[number]
+        assert queue.peek(0) is requests[number]
         queue.remove(requests[number])
 
-    assert queue.peek() is None
+    assert queue.peek(0) is None
 
 
 def test_the_middle_removed_first_is_skipped_when_the_head_goes():
@@ -92,7 +92,7 @@ def test_the_middle_removed_first_is_skipped_when_the_head_goes():
     for number in (3, 1, 2, 6, 0):
         queue.remove(requests[number])
 
-    assert queue.peek() is requests[4]
+    assert queue.peek(0) is requests[4]
     assert numbers(queue) == [4, 5, 7]
 
 

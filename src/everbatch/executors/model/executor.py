@@ -4,6 +4,7 @@ Belongs here: the order in which a plan is carried out, and the record of token 
 arithmetic (kernels), networks (models), decisions (scheduler). Built by assemble; driven by Engine.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
 from everbatch.kernels.sampling import RowLogprobs, SampledTokens, sample
 from everbatch.scheduler.config import SchedulerConfig
-from everbatch.scheduler.plan import StepOutcome, StepPlan
+from everbatch.scheduler.plan import Admission, StepOutcome, StepPlan
 
 
 class Network(Protocol):
@@ -26,6 +27,15 @@ class Network(Protocol):
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...
     def forward(self, batch: PackedBatch, kv: KVStorage) -> Floats: ...
+
+
+@dataclass(slots=True, frozen=True)
+class _Row:
+    """Who holds a slot."""
+
+    request: EngineRequest
+    request_id: str
+    sample: int
 
 
 class ModelExecutor:
@@ -39,10 +49,16 @@ class ModelExecutor:
         seed: int,
     ) -> None:
         self._network = network
-        self._kv = network.allocate_kv(config.num_blocks, config.block_size)
+        # Masked rows write into one block more, which no request ever holds.
+        self._scratch_block = config.num_blocks if config.batching == "static" else None
+        num_blocks = config.num_blocks + int(config.batching == "static")
+        self._kv = network.allocate_kv(num_blocks, config.block_size)
+        self._host_kv: KVStorage | None = None
+        if config.num_host_blocks:
+            self._host_kv = network.allocate_kv(config.num_host_blocks, config.block_size)
         self._batch = InputBatch(config)
         self._sampling = SamplingState(config.max_num_seqs, eos_token_ids, seed)
-        self._requests: dict[int, EngineRequest] = {}
+        self._rows: dict[int, _Row] = {}
         """By slot."""
         self._slot_of: dict[str, int] = {}
 
@@ -50,10 +66,14 @@ class ModelExecutor:
     def tokens(self) -> "ModelExecutor":
         return self
 
-    def read(self, request_id: str, payload: object, start: int, stop: int) -> bytes:
+    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
         """Give token ids [start, stop) as little-endian int32 (scheduler.plan.TokenStore)."""
         slot = self._slot_of.get(request_id)
-        known = _known_tokens(payload) if slot is None else self._batch.tokens_of(slot)
+        # The slot may still be that of an ended request whose id has come again.
+        if slot is not None and self._rows[slot].request is payload:
+            known = self._batch.tokens_of(slot)
+        else:
+            known = _known_tokens(payload, sample)
         assert stop <= len(known)
         return known[start:stop].astype("<i4", copy=False).tobytes()
 
@@ -73,8 +93,8 @@ class ModelExecutor:
 
     def _execute(self, plan: StepPlan) -> StepOutcome:
         self._apply_changes(plan)
-        step = self._batch.pack(plan)
-        logits = self._network.forward(step.batch, self._kv)
+        step = self._batch.pack(plan, self._scratch_block)
+        logits = self._network.forward(step.batch, self._kv)[step.logits_of]
         rows = self._sampling.rows(
             step.sampling_slots, self._batch.num_tokens, self._batch.token_ids
         )
@@ -84,30 +104,55 @@ class ModelExecutor:
 
     def reset(self) -> None:
         """Forget all slots, after a failed pass; the tokens of their requests stay readable."""
-        self._release(list(self._requests), keep=list(self._requests))
+        self._release(list(self._rows), keep=list(self._rows))
         self._batch.clear_decodes()
 
     def _apply_changes(self, plan: StepPlan) -> None:
         self._release(plan.released, keep=plan.preempted)
         if plan.left:
             self._batch.leave_decodes(plan.left)
+        self._move_blocks(plan)
         for admission in plan.admitted:
-            request = admission.payload
-            assert isinstance(request, EngineRequest)
-            slot = admission.slot
-            self._requests[slot] = request
-            self._slot_of[request.id] = slot
-            self._batch.admit(slot, _known_tokens(request), admission.cached_blocks)
-            self._sampling.admit(
-                slot, request.sampling, request.arrival_number, request.num_prompt_tokens
-            )
-            request.executor_state = None
+            self._admit(admission)
         for chunk in plan.chunks:
             self._batch.append_blocks(chunk.slot, chunk.new_blocks)
         for slot, block in plan.appended:
             self._batch.append_blocks(slot, (block,))
         if plan.joined:
             self._batch.join_decodes(plan.joined)
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        """Carry out swaps and copies, in the order in which the plan relies on them."""
+        if plan.swap_out:
+            assert self._host_kv is not None
+            self._host_kv.copy_from(self._kv, *_columns(plan.swap_out))
+        if plan.swap_in:
+            assert self._host_kv is not None
+            self._kv.copy_from(self._host_kv, *_columns(plan.swap_in))
+        if plan.copies:
+            self._kv.copy_blocks(*_columns([(source, copy) for _, source, copy in plan.copies]))
+            for slot, _, copy in plan.copies:
+                self._batch.replace_last_block(slot, copy)
+
+    def _admit(self, admission: Admission) -> None:
+        request, slot = admission.payload, admission.slot
+        assert isinstance(request, EngineRequest)
+        self._rows[slot] = _Row(request, admission.request_id, admission.sample)
+        self._slot_of[admission.request_id] = slot
+        self._batch.admit(
+            slot,
+            _known_tokens(request, admission.sample),
+            admission.cached_blocks,
+            admission.num_cached_tokens,
+        )
+        self._sampling.admit(
+            slot,
+            request.sampling,
+            request.arrival_number,
+            request.num_prompt_tokens,
+            admission.sample,
+        )
+        request.executor_state.pop(admission.sample, None)
 
     def _release(self, slots: list[int], *, keep: list[int]) -> None:
         """Empty slots; the tokens of those in `keep` go with their requests, who come back."""
@@ -116,13 +161,16 @@ class ModelExecutor:
         self._batch.leave_decodes(slots)
         for slot in slots:
             # A slot may have been forgotten before, by a reset.
-            request = self._requests.get(slot)
-            if request is None:
+            row = self._rows.get(slot)
+            if row is None:
                 continue
             if slot in keep:
                 # First, as memory may run out here: then the slot still has them.
-                request.executor_state = self._batch.tokens_of(slot).copy()
-            del self._requests[slot], self._slot_of[request.id]
+                tokens = self._batch.tokens_of(slot).copy()
+                row.request.executor_state[row.sample] = tokens
+            del self._rows[slot]
+            if self._slot_of.get(row.request_id) == slot:
+                del self._slot_of[row.request_id]
 
     def _outcome(self, step: PackedStep, sampled: SampledTokens) -> StepOutcome:
         slots, token_ids = step.sampling_slots, sampled.token_ids
@@ -140,25 +188,27 @@ class ModelExecutor:
 
     def _emitted(self, slots: Int32s, token_ids: Int32s, sampled: SampledTokens) -> EmittedTokens:
         rows = np.flatnonzero(~sampled.failed).tolist()
-        requests = self._requests
         logprobs = None
         if sampled.logprobs:
             logprobs = [_token_logprobs(sampled.logprobs.get(row)) for row in rows]
         ids = token_ids.tolist()
         return EmittedTokens(
-            [requests[slot].id for slot in slots[rows].tolist()],
+            [self._rows[slot].request_id for slot in slots[rows].tolist()],
             [ids[row] for row in rows],
             logprobs,
         )
 
 
-def _known_tokens(payload: object) -> Int32s:
+def _known_tokens(payload: object, sample: int) -> Int32s:
     """Give the tokens of a request without a slot: its prompt, or all it had when preempted."""
     assert isinstance(payload, EngineRequest)
-    kept = payload.executor_state
-    tokens = payload.prompt_token_ids if kept is None else kept
+    tokens = payload.executor_state.get(sample, payload.prompt_token_ids)
     assert isinstance(tokens, np.ndarray)
     return tokens
+
+
+def _columns(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [first for first, _ in pairs], [second for _, second in pairs]
 
 
 def _token_logprobs(row: RowLogprobs | None) -> TokenLogprobs | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from everbatch.base.units import div_ceil
-from everbatch.kernels.arrays import Int32s
+from everbatch.kernels.arrays import Flags, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import PrefillChunk, StepPlan
@@ -19,10 +19,13 @@ from everbatch.scheduler.plan import PrefillChunk, StepPlan
 
 @dataclass(slots=True)
 class PackedStep:
-    """A batch, and the slots whose logits it computes, row by row of `batch.logit_rows`."""
+    """A batch, and the slots that sample after it."""
 
     batch: PackedBatch
     sampling_slots: Int32s
+    """[R] int32."""
+    logits_of: Int32s
+    """[R] int32: the row of logits that each samples from; samples of one prompt share one."""
 
 
 class InputBatch:
@@ -45,11 +48,17 @@ class InputBatch:
         self._decodes = np.zeros(num_slots, np.int32)
         self._num_decodes = 0
 
-    def admit(self, slot: int, token_ids: Int32s, cached_blocks: tuple[int, ...]) -> None:
+    def admit(
+        self,
+        slot: int,
+        token_ids: Int32s,
+        cached_blocks: tuple[int, ...],
+        num_cached_tokens: int,
+    ) -> None:
         """Fill an empty slot with a request's tokens and the cached blocks it starts from."""
         self.token_ids[slot, : len(token_ids)] = token_ids
         self.num_tokens[slot] = len(token_ids)
-        self._num_computed[slot] = len(cached_blocks) * self._block_size
+        self._num_computed[slot] = num_cached_tokens
         self._num_blocks[slot] = 0
         self.append_blocks(slot, cached_blocks)
 
@@ -57,6 +66,9 @@ class InputBatch:
         num_blocks = self._num_blocks[slot]
         self._block_tables[slot, num_blocks : num_blocks + len(blocks)] = blocks
         self._num_blocks[slot] += len(blocks)
+
+    def replace_last_block(self, slot: int, block: int) -> None:
+        self._block_tables[slot, self._num_blocks[slot] - 1] = block
 
     def join_decodes(self, slots: list[int]) -> None:
         """Let slots decode from this step on."""
@@ -77,51 +89,120 @@ class InputBatch:
         """Give a view of the slot's prompt and outputs."""
         return self.token_ids[slot, : self.num_tokens[slot]]
 
-    def pack(self, plan: StepPlan) -> PackedStep:
-        """Pack a step whose changes have been made: prompt chunks first, then the decode set."""
+    def pack(self, plan: StepPlan, scratch_block: int | None) -> PackedStep:
+        """Pack a step whose changes have been made: prompt chunks first, then the decode set.
+
+        Masked rows (static batching) come last: one token each, which attends to itself in the
+        scratch block.
+        """
         decodes = self._decodes[: self._num_decodes]
         assert len(decodes) == plan.num_decodes, "executor and scheduler differ about the decodes"
+        chunks = plan.chunks
         decode_positions = self._num_computed[decodes]
-        positions = [*map(_chunk_positions, plan.chunks), decode_positions]
-        input_ids = [
-            self.token_ids[chunk.slot, chunk.start : chunk.start + chunk.count]
-            for chunk in plan.chunks
-        ]
-        input_ids.append(self.token_ids[decodes, decode_positions])
-        counts = np.array([chunk.count for chunk in plan.chunks], np.int32)
-        query_lens = np.concatenate([counts, np.ones(len(decodes), np.int32)])
-        chunk_slots = np.array([chunk.slot for chunk in plan.chunks], np.int32)
+        chunk_slots = np.array([chunk.slot for chunk in chunks], np.int32)
+        chunk_ends = np.array([chunk.start + chunk.count for chunk in chunks], np.int32)
         slots = np.concatenate([chunk_slots, decodes])
-        ends = np.cumsum(query_lens, dtype=np.int32)
-        chunk_ends = np.array([chunk.start + chunk.count for chunk in plan.chunks], np.int32)
+        query_lens = np.ones(len(slots), np.int32)
+        query_lens[: len(chunks)] = [chunk.count for chunk in chunks]
         context_lens = np.concatenate([chunk_ends, decode_positions + np.int32(1)])
-        width = div_ceil(int(context_lens.max()), self._block_size)
-        block_tables = self._block_tables[slots, :width]
-        all_positions = np.concatenate(positions)
-        rows = np.repeat(np.arange(len(slots)), query_lens)
-        blocks = block_tables[rows, all_positions // self._block_size]
-        emits = np.array([chunk.emits for chunk in plan.chunks] + [True] * len(decodes), np.bool_)
-        batch = PackedBatch(
-            input_ids=np.concatenate(input_ids),
-            positions=all_positions,
-            cu_seqlens_q=np.concatenate([np.zeros(1, np.int32), ends]),
-            context_lens=context_lens,
-            block_tables=block_tables,
-            slot_mapping=blocks * self._block_size + all_positions % self._block_size,
-            logit_rows=ends[emits] - np.int32(1),
-            num_prefills=len(plan.chunks),
+        positions = np.concatenate([*map(_chunk_positions, chunks), decode_positions])
+        input_ids = np.concatenate(
+            [
+                *(self.token_ids[c.slot, c.start : c.start + c.count] for c in chunks),
+                self.token_ids[decodes, decode_positions],
+            ]
         )
-        return PackedStep(batch, slots[emits])
+        width = div_ceil(int(context_lens.max()), self._block_size)
+        batch = _packed(
+            input_ids,
+            positions,
+            query_lens,
+            context_lens,
+            self._block_tables[slots, :width],
+            self._block_size,
+            np.array([chunk.emits for chunk in chunks] + [True] * len(decodes), np.bool_),
+            len(chunks),
+        )
+        if plan.masked:
+            assert scratch_block is not None
+            batch = _with_masked_rows(batch, len(plan.masked), scratch_block, self._block_size)
+        return PackedStep(batch, *_sampling_rows(plan, decodes))
 
     def commit(self, plan: StepPlan, slots: Int32s, new_token_ids: Int32s) -> None:
         """Note what a step consumed and emitted. slots, new_token_ids: [R] int32."""
         for chunk in plan.chunks:
             self._num_computed[chunk.slot] = chunk.start + chunk.count
+            for follower in chunk.followers:
+                self._fork(chunk.slot, follower)
         self._num_computed[self._decodes[: self._num_decodes]] += 1
         # The last token of a longest context has no place in the row; nobody will read it.
         fits = self.num_tokens[slots] < self.token_ids.shape[1]
         self.token_ids[slots[fits], self.num_tokens[slots[fits]]] = new_token_ids[fits]
         self.num_tokens[slots] += 1
+
+    def _fork(self, leader: int, follower: int) -> None:
+        """Let a sample go on from its leader's blocks; its tokens are there since admission."""
+        num_blocks = self._num_blocks[leader]
+        self._block_tables[follower, :num_blocks] = self._block_tables[leader, :num_blocks]
+        self._num_blocks[follower] = num_blocks
+        self._num_computed[follower] = self._num_computed[leader]
+
+
+def _packed(
+    input_ids: Int32s,
+    positions: Int32s,
+    query_lens: Int32s,
+    context_lens: Int32s,
+    block_tables: Int32s,
+    block_size: int,
+    emits: Flags,
+    num_prefills: int,
+) -> PackedBatch:
+    """Add what follows from tokens, lengths and tables: offsets, slots, rows of logits."""
+    rows = np.repeat(np.arange(len(query_lens)), query_lens)
+    blocks = block_tables[rows, positions // block_size]
+    ends = np.cumsum(query_lens, dtype=np.int32)
+    return PackedBatch(
+        input_ids=input_ids,
+        positions=positions,
+        cu_seqlens_q=np.concatenate([np.zeros(1, np.int32), ends]),
+        context_lens=context_lens,
+        block_tables=block_tables,
+        slot_mapping=blocks * block_size + positions % block_size,
+        logit_rows=ends[emits] - np.int32(1),
+        num_prefills=num_prefills,
+    )
+
+
+def _with_masked_rows(
+    batch: PackedBatch, num_masked: int, scratch_block: int, block_size: int
+) -> PackedBatch:
+    """Add rows whose results nobody wants, each a decode of one token in the scratch block."""
+    zeros, ones = np.zeros(num_masked, np.int32), np.ones(num_masked, np.int32)
+    num_tokens = np.int32(batch.num_tokens)
+    tables = np.full((num_masked, batch.block_tables.shape[1]), scratch_block, np.int32)
+    new_rows = num_tokens + np.arange(num_masked, dtype=np.int32)
+    return PackedBatch(
+        input_ids=np.concatenate([batch.input_ids, zeros]),
+        positions=np.concatenate([batch.positions, zeros]),
+        cu_seqlens_q=np.concatenate([batch.cu_seqlens_q, new_rows + np.int32(1)]),
+        context_lens=np.concatenate([batch.context_lens, ones]),
+        block_tables=np.concatenate([batch.block_tables, tables]),
+        slot_mapping=np.concatenate([batch.slot_mapping, zeros + scratch_block * block_size]),
+        logit_rows=np.concatenate([batch.logit_rows, new_rows]),
+        num_prefills=batch.num_prefills,
+    )
+
+
+def _sampling_rows(plan: StepPlan, decodes: Int32s) -> tuple[Int32s, Int32s]:
+    """Give the slots that sample, and for each the row of logits: [R], [R] int32."""
+    emitting = [chunk for chunk in plan.chunks if chunk.emits]
+    groups = [(chunk.slot, *chunk.followers) for chunk in emitting]
+    slots = np.array([slot for group in groups for slot in group], np.int32)
+    rows = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    decode_rows = len(groups) + np.arange(len(decodes))
+    logits_of = np.concatenate([rows, decode_rows]).astype(np.int32)
+    return np.concatenate([slots, decodes]), logits_of
 
 
 def _chunk_positions(chunk: PrefillChunk) -> Int32s:

@@ -35,9 +35,14 @@ class SamplingState:
         """Of the few slots with penalties, biases or min_tokens: options, prompt length, stops."""
 
     def admit(
-        self, slot: int, params: SamplingParams, arrival_number: int, num_prompt_tokens: int
+        self,
+        slot: int,
+        params: SamplingParams,
+        arrival_number: int,
+        num_prompt_tokens: int,
+        sample: int,
     ) -> None:
-        """Take the options of the request that got this slot."""
+        """Take the options of the request, or sample of a request, that got this slot."""
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
         self._top_p[slot] = params.top_p
@@ -45,6 +50,9 @@ class SamplingState:
         seed = params.seed
         if seed is None:
             seed = seed_for(self._engine_seed, arrival_number)
+        if sample > 0:
+            # Sample 0 draws what the same request with n = 1 draws.
+            seed = seed_for(seed, sample)
         self._seed[slot] = seed & _MASK_64
         self._wants_logprobs[slot] = params.logprobs is not None
         self._num_logprobs[slot] = params.logprobs or 0

@@ -1,0 +1,202 @@
+"""Blocks for those who hold a slot: takes them from the pool, from others if need be.
+
+Works on a draft, inside the pools' transactions; changes no request. Called by the planners.
+"""
+
+from everbatch.kv_cache.arithmetic import blocks_for, blocks_for_life
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.draft import Draft, Yield, YieldKind
+from everbatch.scheduler.plan import Deferral, DeferReason
+from everbatch.scheduler.policy import Policy
+from everbatch.scheduler.preemption import choose_victim, is_protected, is_swap_cheaper
+from everbatch.scheduler.request import Request
+from everbatch.scheduler.state import SchedulerState
+
+
+class BlockLedger:
+    """What a plan takes from the pool and from whom."""
+
+    def __init__(self, config: SchedulerConfig, state: SchedulerState, policy: Policy) -> None:
+        self._config = config
+        self._state = state
+        self._policy = policy
+
+    def held(self, draft: Draft, request: Request) -> int:
+        """Count the blocks of a request with what this plan gives it."""
+        given = len(draft.admitted.get(request, ())) + len(draft.new_blocks.get(request, ()))
+        return len(request.block_table) + given + len(draft.swapped_in.get(request, ()))
+
+    def life(self, request: Request) -> int:
+        """Count the blocks of a request's whole life; of all samples while they are one (R9)."""
+        blocks = blocks_for_life(
+            request.num_prompt_tokens, request.max_tokens, self._config.block_size
+        )
+        shared = request.num_prompt_tokens // self._config.block_size
+        return blocks + (request.num_slots - 1) * (blocks - shared)
+
+    def still_needed(self, draft: Draft, request: Request) -> int:
+        """Give the blocks that a prefill will take for its history after this plan."""
+        history = blocks_for(request.num_context_tokens, self._config.block_size)
+        return max(0, history - self.held(draft, request))
+
+    def entitled(self, draft: Draft, but: Request | None = None) -> int:
+        """Count the blocks that holders have a right to take later: nobody else may have them.
+
+        All holders with admission "reserve", protected ones always.
+        """
+        if self._config.admission == "reserve":
+            holders = (r for r in self._state.slots if r is not None and not r.is_follower)
+            running = (r for r in holders if r not in draft.victims)
+        else:
+            running = (r for r in self._state.protected if r not in draft.victims)
+        admitted = (
+            r
+            for r in draft.admitted
+            if self._config.admission == "reserve" or is_protected(r, self._config)
+        )
+        return sum(
+            max(0, self.life(r) - self.held(draft, r))
+            for r in (*running, *admitted)
+            if r is not but
+        )
+
+    def take(self, draft: Draft, request: Request, count: int) -> list[int] | None:
+        """Take blocks for somebody who holds a slot, preempting others if that is the trigger.
+
+        None if there are not enough, or if the request itself had to yield. Every turn of the loop
+        takes one holder's blocks away, so it ends.
+        """
+        while True:
+            blocks = self._allocate(draft, request, count)
+            if blocks is not None or self._config.preemption_trigger == "stall":
+                return blocks
+            victim = choose_victim(
+                self.holders(draft),
+                self._config,
+                self._policy.rank,
+                self._state.decodes.computed_tokens,
+            )
+            if victim is None:
+                # Only those who kept their heads are left to give way.
+                victim = self.newest_tail_holder(draft)
+            if victim is None:
+                return None
+            self.retract(draft, victim, count + self.entitled(draft, request))
+            if victim is request:
+                return None
+
+    def take_spare(self, draft: Draft, request: Request, count: int) -> list[int] | None:
+        """Take blocks if there are enough without preempting."""
+        return self._allocate(draft, request, count)
+
+    def holders(self, draft: Draft | None = None) -> list[Request]:
+        """Give those who hold a slot and blocks and were not made to yield, in order of slots."""
+        victims = draft.victims if draft is not None else {}
+        return [
+            request
+            for request in self._state.slots
+            if request is not None and request.block_table and request not in victims
+        ]
+
+    def newest_tail_holder(self, draft: Draft | None = None) -> Request | None:
+        """Give the latest arrival of those that wait and kept blocks of their heads."""
+        victims = draft.victims if draft is not None else {}
+        admitted = draft.admitted if draft is not None else {}
+        holders = [r for r in self._state.tail_holders if r not in victims and r not in admitted]
+        return max(holders, key=lambda r: (r.arrival_number, r.sample), default=None)
+
+    def retract(self, draft: Draft, victim: Request, shortage: int) -> None:
+        """Take back everything this plan gave a holder, and the blocks that its way to yield costs.
+
+        `shortage` is what is to become allocatable, for those who give up only their tails.
+        """
+        state = self._state
+        chunk = draft.chunks.pop(victim, None)
+        if chunk is not None:
+            draft.num_chunk_tokens -= chunk.count
+        is_member = victim in state.decodes and victim not in draft.left
+        if is_member or victim in draft.joined:
+            draft.num_decodes -= 1
+        draft.joined.pop(victim, None)
+        draft.left.pop(victim, None)
+        draft.deferred.pop(victim, None)
+        draft.victims[victim] = self._yield_blocks(draft, victim, shortage)
+        if victim.chain is not None:
+            state.pool.forget_entries(victim.chain, len(draft.victims[victim].kept_blocks))
+
+    def defer(self, draft: Draft, request: Request, needed: int) -> None:
+        available = max(0, self._state.pool.num_allocatable - self.entitled(draft, request))
+        draft.deferred[request] = Deferral(DeferReason.KV_BUDGET, needed, available)
+
+    def _allocate(self, draft: Draft, request: Request, count: int) -> list[int] | None:
+        pool = self._state.pool
+        is_limited = bool(self._state.protected) and count > 0
+        if is_limited and count > pool.num_allocatable - self.entitled(draft, request):
+            return None
+        return pool.allocate(count)
+
+    def _yield_blocks(self, draft: Draft, victim: Request, shortage: int) -> Yield:
+        pool = self._state.pool
+        given = draft.new_blocks.pop(victim, [])
+        table = list(victim.block_table)
+        copied = draft.copies.pop(victim, None)
+        if copied is not None:
+            # It had let go of the shared tail for a private copy that will not be made.
+            given, table = [copied[1]], table[:-1]
+        pool.release(given)
+        if victim in self._state.tail_holders:
+            pool.release(table)
+            return Yield(YieldKind.RECOMPUTE, len(table))
+        swap = self._try_swap(victim, table)
+        if swap is not None:
+            pool.release(table)
+            return swap
+        costs = self._costs(victim, table)
+        if self._config.preemption_extent == "tail":
+            return self._give_up_tail(victim, table, shortage, costs)
+        pool.release(table)
+        return Yield(YieldKind.RECOMPUTE, len(table), costs_ns=costs)
+
+    def _give_up_tail(
+        self, victim: Request, table: list[int], shortage: int, costs: tuple[int, int] | None
+    ) -> Yield:
+        """Free the fewest last blocks that cover the shortage, and keep the others."""
+        pool, kept = self._state.pool, list(table)
+        while kept and pool.num_allocatable < shortage:
+            pool.release([kept.pop()])
+        # A tail that is not full cannot be kept on its own: its tokens come after the ones lost.
+        num_full = self._state.decodes.computed_tokens(victim) // self._config.block_size
+        while len(kept) > num_full:
+            pool.release([kept.pop()])
+        num_freed = len(table) - len(kept)
+        if not kept:
+            return Yield(YieldKind.RECOMPUTE, num_freed, costs_ns=costs)
+        return Yield(YieldKind.TAIL, num_freed, tuple(kept), costs_ns=costs)
+
+    def _try_swap(self, victim: Request, table: list[int]) -> Yield | None:
+        """Move all blocks to the host tier, if the mode says so and there is room.
+
+        Only blocks with computed tokens are worth moving.
+        """
+        config = self._config
+        if config.preemption_mode == "recompute":
+            return None
+        num_tokens = self._state.decodes.computed_tokens(victim)
+        num_worth = blocks_for(num_tokens, config.block_size)
+        costs = self._costs(victim, table)
+        if costs is not None and not is_swap_cheaper(num_worth, num_tokens, config)[0]:
+            return None
+        if num_worth == 0 or self._state.host_pool is None:
+            return None
+        host_blocks = self._state.host_pool.allocate(num_worth)
+        if host_blocks is None:
+            return None
+        pairs = tuple(zip(table[:num_worth], host_blocks, strict=True))
+        return Yield(YieldKind.SWAP, len(table), swap_out=pairs, costs_ns=costs)
+
+    def _costs(self, victim: Request, table: list[int]) -> tuple[int, int] | None:
+        if self._config.preemption_mode != "auto":
+            return None
+        num_tokens = self._state.decodes.computed_tokens(victim)
+        num_blocks = blocks_for(num_tokens, self._config.block_size)
+        return is_swap_cheaper(num_blocks, num_tokens, self._config)[1]

@@ -1,0 +1,143 @@
+"""Which decodes run in a step, and the blocks that their tokens need.
+
+Works on a draft, inside the pools' transactions; changes no request. Called by Planner.
+"""
+
+from everbatch.scheduler.block_ledger import BlockLedger
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.draft import Draft
+from everbatch.scheduler.plan import Deferral, DeferReason
+from everbatch.scheduler.request import Request
+from everbatch.scheduler.state import SchedulerState
+
+
+class DecodePlanner:
+    """Decodes go on by themselves: only what is due, joins or leaves is looked at."""
+
+    def __init__(self, config: SchedulerConfig, state: SchedulerState, blocks: BlockLedger) -> None:
+        self._config = config
+        self._state = state
+        self._blocks = blocks
+
+    def plan(self, draft: Draft, limit: int) -> list[Request]:
+        """Let at most `limit` requests decode; gives those whom the limit held back, in turn."""
+        state = self._state
+        held_back: list[Request] = []
+        if len(state.decodes) + len(state.idle_decodes) > limit:
+            held_back = self._rotate(draft, limit)
+        else:
+            draft.joined = dict.fromkeys(sorted(state.idle_decodes, key=_by_admission))
+        draft.num_decodes = len(state.decodes) - len(draft.left) + len(draft.joined)
+        # Whoever was aborted or preempted since the last step is still in `due`.
+        needing = [r for r in state.due if r in state.decodes and r not in draft.left]
+        needing += [r for r in draft.joined if self._is_full(r) or self._shares_tail(r)]
+        if needing:
+            needing.sort(key=_by_admission)
+            self._place_all(draft, needing)
+        return held_back
+
+    def give_back(self, draft: Draft, held_back: list[Request]) -> None:
+        """Let decodes use what prefill left of its share; nobody is preempted for it."""
+        budget_left = self._config.max_num_batched_tokens - draft.num_tokens
+        for request in held_back:
+            if budget_left <= 0:
+                return
+            if request in draft.victims or not self._place_spare(draft, request):
+                continue
+            if request in draft.left:
+                del draft.left[request]
+            else:
+                draft.joined[request] = None
+            draft.deferred.pop(request, None)
+            draft.num_decodes += 1
+            budget_left -= 1
+        draft.joined = dict.fromkeys(sorted(draft.joined, key=_by_admission))
+
+    def _rotate(self, draft: Draft, limit: int) -> list[Request]:
+        """Let the longest unserved decode when not all fit; gives the others, in turn."""
+        state, budget = self._state, self._config.max_num_batched_tokens
+        num_steps = state.decodes.num_steps
+
+        def longest_unserved(request: Request) -> tuple[int, int]:
+            member = request in state.decodes
+            last_served = num_steps if member else request.last_served_step
+            return last_served, request.admission_number
+
+        ranked = sorted([*state.decodes, *state.idle_decodes], key=longest_unserved)
+        for place, request in enumerate(ranked[limit:], limit):
+            if request in state.decodes:
+                draft.left[request] = None
+            shared = place < budget
+            reason = DeferReason.PREFILL_SHARE if shared else DeferReason.TOKEN_BUDGET
+            draft.deferred[request] = Deferral(reason, 1, 0)
+        chosen = [request for request in ranked[:limit] if request in state.idle_decodes]
+        draft.joined = dict.fromkeys(sorted(chosen, key=_by_admission))
+        return ranked[limit:]
+
+    def _place_all(self, draft: Draft, needing: list[Request]) -> None:
+        """Give each its next block: at once where nothing is scarce, else one by one."""
+        if not self._state.protected and not self._any_shared(needing):
+            blocks = self._state.pool.allocate(len(needing))
+            if blocks is not None:
+                for request, block in zip(needing, blocks, strict=True):
+                    draft.new_blocks[request] = [block]
+                return
+        for request in needing:
+            if request not in draft.victims:
+                self._place(draft, request)
+
+    def _place(self, draft: Draft, request: Request) -> None:
+        """Give a decode its next block, or take it out of this step."""
+        if not self._is_full(request) and not self._shares_tail(request):
+            # Others let go of the shared tail in this plan: the last reader writes in place.
+            return
+        blocks = self._blocks.take(draft, request, 1)
+        if blocks is not None:
+            self._use_block(draft, request, blocks[0])
+        elif request not in draft.victims:
+            if request in draft.joined:
+                del draft.joined[request]
+            else:
+                draft.left[request] = None
+            draft.num_decodes -= 1
+            self._blocks.defer(draft, request, 1)
+
+    def _place_spare(self, draft: Draft, request: Request) -> bool:
+        """Give a decode its next block, if it needs one and there is one to spare."""
+        if not self._is_full(request) and not self._shares_tail(request):
+            return True
+        blocks = self._blocks.take_spare(draft, request, 1)
+        if blocks is None:
+            self._blocks.defer(draft, request, 1)
+            return False
+        self._use_block(draft, request, blocks[0])
+        return True
+
+    def _use_block(self, draft: Draft, request: Request, block: int) -> None:
+        if self._is_full(request):
+            draft.new_blocks[request] = [block]
+        elif self._shares_tail(request):
+            shared = request.block_table[-1]
+            self._state.pool.release([shared])
+            draft.copies[request] = (shared, block)
+        else:
+            # A victim let go of the shared tail while a block was sought: it is private now.
+            self._state.pool.release([block])
+
+    def _any_shared(self, requests: list[Request]) -> bool:
+        return any(request.group is not None for request in requests)
+
+    def _is_full(self, request: Request) -> bool:
+        """Whether the next token needs a new block."""
+        computed = self._state.decodes.computed_tokens(request)
+        return computed == len(request.block_table) * self._config.block_size
+
+    def _shares_tail(self, request: Request) -> bool:
+        """Whether the next token goes into a block that others read too (copy-on-write)."""
+        if request.group is None or self._is_full(request):
+            return False
+        return self._state.pool.ref_count(request.block_table[-1]) > 1
+
+
+def _by_admission(request: Request) -> int:
+    return request.admission_number

@@ -1,0 +1,393 @@
+"""Which prompts and histories are computed in a step, and who is admitted.
+
+Works on a draft, inside the pools' transactions; changes no request. Called by Planner.
+"""
+
+from collections.abc import Sequence
+
+from everbatch.kv_cache.arithmetic import blocks_for
+from everbatch.scheduler.admission import chunk_blocks, chunk_size, peak_blocks
+from everbatch.scheduler.backfill import SafeBackfill
+from everbatch.scheduler.block_ledger import BlockLedger
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.draft import BEHIND_HEAD, Draft, DraftChunk
+from everbatch.scheduler.plan import Deferral, DeferReason, TokenStore
+from everbatch.scheduler.preemption import is_protected
+from everbatch.scheduler.request import Request
+from everbatch.scheduler.state import SchedulerState
+
+
+class PrefillPlanner:
+    """Prompts that have begun, then the queue."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        state: SchedulerState,
+        tokens: TokenStore,
+        blocks: BlockLedger,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._pool = state.pool
+        self._tokens = tokens
+        self._blocks = blocks
+        self._backfill = SafeBackfill(config, state, blocks)
+
+    def usable_share(self, tokens: int) -> int:
+        """Count the tokens, up to `tokens`, that first readings of prompts could use now.
+
+        Those in prefill, and from the queue as many as there are empty slots. Whether there are
+        blocks for them comes out later; what they leave goes back to the decodes.
+        """
+        usable = 0
+        for request in self._state.prefilling:
+            if not request.is_rebuilding:
+                remaining = request.prefill_target - request.num_computed_tokens
+                usable += chunk_size(remaining, tokens, self._config)
+        slots_left = len(self._state.free_slots)
+        for request in self._state.policy.queue.in_order(self._step, _nothing):
+            if usable >= tokens or slots_left < request.num_slots:
+                break
+            slots_left -= request.num_slots
+            if not request.is_rebuilding and not request.host_blocks:
+                usable += chunk_size(request.prefill_target, tokens, self._config)
+        return min(usable, tokens)
+
+    def aged_share(self) -> int:
+        """Count the tokens that prompts can use which got none for prefill_aging_steps steps.
+
+        Of the queue the head alone counts: the others stand behind it.
+        """
+        aging_steps, budget = self._config.prefill_aging_steps, self._config.max_num_batched_tokens
+        candidates = list(self._state.prefilling)
+        head = self._state.policy.queue.peek(self._step)
+        if head is not None and head.num_slots <= len(self._state.free_slots):
+            candidates.append(head)
+        usable = 0
+        for request in candidates:
+            since = max(request.arrival_step, request.last_served_step)
+            if not request.is_rebuilding and self._step - since >= aging_steps:
+                remaining = request.prefill_target - request.num_computed_tokens
+                usable += chunk_size(remaining, budget, self._config)
+        return min(usable, budget)
+
+    def plan_begun(self, draft: Draft) -> None:
+        """Let prefills that have begun go on, in order of admission."""
+        for request in self._state.prefilling:
+            if request not in draft.victims:
+                self._plan_chunk(draft, request)
+        for request in draft.chunks:
+            self._register_filled(draft, request)
+
+    def plan_admissions(self, draft: Draft) -> None:
+        """Admit from the queue until its head does not fit; nobody in a step that preempts."""
+        queue = self._state.policy.queue
+        if draft.victims or not len(queue):
+            return
+        if self._config.batching == "static":
+            self._form_batch(draft)
+            return
+        for request in self._state.prefilling:
+            if request in draft.deferred:
+                # Who has begun is not overtaken, though the head may need fewer blocks.
+                self._end_scan(draft, queue.peek(self._step), draft.deferred[request])
+                return
+        draft.num_promised_blocks = sum(
+            self._blocks.still_needed(draft, request) for request in self._state.prefilling
+        )
+        head: Request | None = None
+        for request in queue.in_order(self._step, lambda r: _granted(draft, r)):
+            if head is not None and not self._may_pass(draft, request, head):
+                draft.deferred[request] = BEHIND_HEAD
+                continue
+            obstacle = self._try_admit(draft, request)
+            if obstacle is None:
+                continue
+            head = request if head is None else head
+            if self._scan_is_over(draft, obstacle):
+                self._end_scan(draft, request, obstacle)
+                return
+            draft.deferred[request] = obstacle
+
+    def read_blocks(self, request: Request, num_blocks: int) -> None:
+        """Let the request's chain know its first `num_blocks` full blocks; reads nothing twice."""
+        chain, block_size = request.chain, self._config.block_size
+        assert chain is not None
+        num_known = len(chain.contents)
+        if num_known < num_blocks:
+            start, stop = num_known * block_size, num_blocks * block_size
+            sample = request.sample
+            chain.extend(self._tokens.read(request.id, request.payload, sample, start, stop))
+
+    def read_filling(self, draft: Draft) -> None:
+        """Read the blocks that this step's decodes fill: committing then reads no tokens.
+
+        So a token store that fails does so while the step can still be rolled back.
+        """
+        if not self._config.enable_prefix_caching:
+            return
+        decodes, block_size = self._state.decodes, self._config.block_size
+        for request in (*decodes.filling(), *draft.joined):
+            num_after = decodes.computed_tokens(request) + 1
+            if num_after % block_size == 0:
+                self.read_blocks(request, num_after // block_size)
+
+    @property
+    def _step(self) -> int:
+        return self._state.decodes.num_steps
+
+    def _plan_chunk(self, draft: Draft, request: Request) -> None:
+        """Let a prefill that has begun go on."""
+        start = request.num_computed_tokens
+        remaining = request.prefill_target - start
+        budget_left = self._budget_for(draft, request)
+        if not self._may_chunk(request) and remaining > budget_left:
+            draft.deferred[request] = Deferral(DeferReason.TOKEN_BUDGET, remaining, budget_left)
+            return
+        count = chunk_size(remaining, budget_left, self._config)
+        if count <= 0:
+            draft.deferred[request] = Deferral(DeferReason.TOKEN_BUDGET, remaining, budget_left)
+            return
+        num_held = len(request.block_table)
+        needed = chunk_blocks(start, count, num_held, self._config.block_size)
+        blocks = self._blocks.take(draft, request, needed)
+        if blocks is not None:
+            self._grant(draft, request, start, count, blocks)
+        elif request not in draft.victims:
+            self._blocks.defer(draft, request, needed)
+
+    def _try_admit(self, draft: Draft, request: Request) -> Deferral | None:
+        """Admit a waiting request, or say what it lacks first (R17)."""
+        slots_left = len(self._state.free_slots) - draft.num_slots_taken
+        if request.num_slots > slots_left:
+            return Deferral(DeferReason.SEQUENCE_BUDGET, request.num_slots, slots_left)
+        if request.host_blocks:
+            return self._try_swap_in(draft, request)
+        budget_left = self._budget_for(draft, request)
+        hits = self._find_prefix(request)
+        start = (len(request.block_table) + len(hits)) * self._config.block_size
+        remaining = request.prefill_target - start
+        if budget_left <= 0 or (not self._may_chunk(request) and remaining > budget_left):
+            return Deferral(DeferReason.TOKEN_BUDGET, remaining, max(0, budget_left))
+        count = chunk_size(remaining, budget_left, self._config)
+        num_held = len(request.block_table) + len(hits)
+        needed = chunk_blocks(start, count, num_held, self._config.block_size)
+        gate = self._gate(draft, request, num_held, needed)
+        available = self._available(draft, hits)
+        if gate > available:
+            return Deferral(DeferReason.KV_BUDGET, gate, available)
+        self._admit(draft, request, hits)
+        blocks = self._pool.allocate(needed)
+        assert blocks is not None
+        self._grant(draft, request, start, count, blocks)
+        draft.num_promised_blocks += self._blocks.still_needed(draft, request)
+        self._register_filled(draft, request)
+        return None
+
+    def _try_swap_in(self, draft: Draft, request: Request) -> Deferral | None:
+        """Bring a swapped request back as a whole, in the phase it left (R29)."""
+        block_size = self._config.block_size
+        in_decode = request.num_computed_tokens == request.prefill_target
+        budget_left = self._budget_for(draft, request)
+        if budget_left <= 0:
+            return Deferral(DeferReason.TOKEN_BUDGET, 1, 0)
+        count = 1
+        if not in_decode:
+            remaining = request.prefill_target - request.num_computed_tokens
+            if not self._may_chunk(request) and remaining > budget_left:
+                return Deferral(DeferReason.TOKEN_BUDGET, remaining, budget_left)
+            count = chunk_size(remaining, budget_left, self._config)
+        num_back = len(request.host_blocks)
+        needed = chunk_blocks(request.num_computed_tokens, count, num_back, block_size)
+        gate = self._gate(draft, request, 0, num_back + needed)
+        available = self._available(draft, [])
+        if gate > available:
+            return Deferral(DeferReason.KV_BUDGET, gate, available)
+        self._admit(draft, request, [])
+        blocks = self._pool.allocate(num_back + needed)
+        assert blocks is not None
+        draft.swapped_in[request] = blocks[:num_back]
+        if in_decode:
+            if needed:
+                draft.new_blocks[request] = blocks[num_back:]
+            draft.joined[request] = None
+            draft.num_decodes += 1
+        else:
+            self._grant(draft, request, request.num_computed_tokens, count, blocks[num_back:])
+            draft.num_promised_blocks += self._blocks.still_needed(draft, request)
+        return None
+
+    def _form_batch(self, draft: Draft) -> None:
+        """Static batching: when no batch runs, those at the head of the queue form one (R36).
+
+        Every member takes its slot and has its whole life reserved, whether or not this step's
+        budget has tokens for it already.
+        """
+        queue = self._state.policy.queue
+        if self._state.num_running or self._state.masked:
+            draft.rest_of_queue = Deferral(DeferReason.STATIC_BATCH, 0, 0)
+            return
+        for request in queue.in_order(self._step, lambda r: _granted(draft, r)):
+            slots_left = len(self._state.free_slots) - draft.num_slots_taken
+            if request.num_slots > slots_left:
+                obstacle = Deferral(DeferReason.SEQUENCE_BUDGET, request.num_slots, slots_left)
+                self._end_scan(draft, request, obstacle)
+                return
+            hits = self._find_prefix(request)
+            gate = self._reserve_gate(draft, request, len(hits))
+            available = self._pool.num_allocatable - self._pool.num_unread(hits)
+            if gate > available:
+                self._end_scan(draft, request, Deferral(DeferReason.KV_BUDGET, gate, available))
+                return
+            self._admit(draft, request, hits)
+            self._grant_first(draft, request, len(hits) * self._config.block_size)
+
+    def _grant_first(self, draft: Draft, request: Request, start: int) -> None:
+        """Give a member of a new batch what is left of the budget, perhaps nothing."""
+        remaining = request.prefill_target - start
+        budget_left = self._config.max_num_batched_tokens - draft.num_tokens
+        fits = self._may_chunk(request) or remaining <= budget_left
+        count = chunk_size(remaining, budget_left, self._config) if fits else 0
+        if count <= 0:
+            draft.deferred[request] = Deferral(DeferReason.TOKEN_BUDGET, remaining, budget_left)
+            return
+        num_held = start // self._config.block_size
+        blocks = self._pool.allocate(chunk_blocks(start, count, num_held, self._config.block_size))
+        assert blocks is not None
+        self._grant(draft, request, start, count, blocks)
+        self._register_filled(draft, request)
+
+    def _admit(self, draft: Draft, request: Request, hits: list[int]) -> None:
+        if request.chain is not None and not request.block_table:
+            self._pool.acquire(hits, request.chain)
+        draft.admitted[request] = hits
+        draft.num_slots_taken += request.num_slots
+
+    def _grant(
+        self, draft: Draft, request: Request, start: int, count: int, blocks: list[int]
+    ) -> None:
+        draft.chunks[request] = DraftChunk.of(request, start, count)
+        draft.new_blocks[request] = blocks
+        draft.num_chunk_tokens += count
+        if not request.is_rebuilding:
+            draft.prefill_share = max(0, draft.prefill_share - count)
+
+    def _budget_for(self, draft: Draft, request: Request) -> int:
+        """Give the tokens left; a rebuild may not use what is kept for first readings (R13)."""
+        left = self._config.max_num_batched_tokens - draft.num_tokens
+        return left - draft.prefill_share if request.is_rebuilding else left
+
+    def _may_chunk(self, request: Request) -> bool:
+        """A rebuild may always be chunked, else a history longer than a step never came back."""
+        return self._config.enable_chunked_prefill or request.is_rebuilding
+
+    def _gate(self, draft: Draft, request: Request, num_held: int, chunk_need: int) -> int:
+        """Give the allocatable blocks that admission asks for (R16).
+
+        "now": those of this chunk. "prompt": those of the whole history (and the pending output),
+        plus what prefills admitted before still need for theirs, so that admitted prompts never
+        fight over blocks. "peak": what all together hold at most if everybody runs to max_tokens.
+        "reserve", and for whoever may not be preempted any more: the whole life, and everybody
+        else's. The watermark comes on top while anybody holds a slot.
+        """
+        config = self._config
+        if config.admission == "reserve" or is_protected(request, config):
+            gate = self._reserve_gate(draft, request, num_held)
+        elif config.admission == "prompt":
+            gate = blocks_for(request.num_context_tokens, config.block_size) - num_held
+            gate += draft.num_promised_blocks
+        elif config.admission == "peak":
+            gate = max(chunk_need, self._peak_gate(draft, request, num_held))
+        else:
+            gate = chunk_need
+        if self._state.num_running > 0 or draft.admitted:
+            gate += config.watermark_blocks
+        return gate
+
+    def _reserve_gate(self, draft: Draft, request: Request, num_held: int) -> int:
+        """Give the blocks of a whole life; what others may claim is not available anyhow."""
+        gate = self._blocks.life(request) - num_held
+        if self._config.batching == "static":
+            gate += sum(
+                self._blocks.life(other) - self._blocks.held(draft, other)
+                for other in draft.admitted
+            )
+        return gate
+
+    def _peak_gate(self, draft: Draft, request: Request, num_held: int) -> int:
+        """Give what must be allocatable now so that the largest future sum fits the pool."""
+        others = [r for r in self._state.slots if r is not None and not r.is_follower]
+        running = [*(r for r in others if r not in draft.victims), *draft.admitted]
+        peak = peak_blocks(
+            [self._future(draft, other) for other in (*running, request)], self._config.block_size
+        )
+        held_now = sum(self._blocks.held(draft, other) for other in running)
+        return peak - held_now - num_held
+
+    def _future(self, draft: Draft, request: Request) -> tuple[int, int, int]:
+        """Give (tokens in the cache once its prompt is done, outputs to come, samples)."""
+        ran = self._state.decodes.progress(request)
+        num_outputs = request.num_output_tokens + ran
+        context = request.num_prompt_tokens + max(0, num_outputs - 1)
+        return context, request.max_tokens - max(1, num_outputs), request.num_slots
+
+    def _available(self, draft: Draft, hits: Sequence[int]) -> int:
+        """Count the blocks that an admission may use, the hits it reads not among them."""
+        available = self._pool.num_allocatable - self._pool.num_unread(hits)
+        if self._config.max_preemptions or self._config.admission == "reserve":
+            available -= self._blocks.entitled(draft)
+        return max(0, available)
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        """Find the cached blocks a waiting request can read; at least one token stays to do."""
+        if request.chain is None or request.block_table:
+            return []
+        self.read_blocks(request, request.prefill_target // self._config.block_size)
+        most = (request.prefill_target - 1) // self._config.block_size
+        return self._pool.match(request.chain, most)
+
+    def _register_filled(self, draft: Draft, request: Request) -> None:
+        """Index the blocks that a planned chunk fills: later requests of the plan can read them.
+
+        The forward pass writes all keys and values of a layer before any row of it attends.
+        """
+        chunk, chain = draft.chunks[request], request.chain
+        if chain is None:
+            return
+        num_full = (chunk.start + chunk.count) // self._config.block_size
+        self.read_blocks(request, num_full)
+        hits, back = draft.admitted.get(request, ()), draft.swapped_in.get(request, ())
+        table = [*request.block_table, *hits, *back, *draft.new_blocks[request]]
+        for index in range(len(chain.entries), num_full):
+            self._pool.register(chain, index, table[index])
+
+    def _may_pass(self, draft: Draft, request: Request, head: Request) -> bool:
+        """Whether a request may overtake the head of the queue, which does not fit."""
+        if self._config.backfill == "greedy":
+            return True
+        return self._backfill.may_pass(draft, request, head, draft.deferred[head])
+
+    def _scan_is_over(self, draft: Draft, obstacle: Deferral) -> bool:
+        """Whether nobody further down the queue can be admitted."""
+        if self._config.backfill == "none":
+            return True
+        budget_left = self._config.max_num_batched_tokens - draft.num_tokens
+        slots_left = len(self._state.free_slots) - draft.num_slots_taken
+        return budget_left <= 0 or slots_left <= 0 or self._pool.num_allocatable == 0
+
+    def _end_scan(self, draft: Draft, request: Request | None, obstacle: Deferral) -> None:
+        """Note why the scan ended at `request`; with backfill the others lack the same."""
+        if request is not None:
+            draft.deferred[request] = obstacle
+        if self._config.backfill == "greedy":
+            draft.rest_of_queue = obstacle
+
+
+def _granted(draft: Draft, request: Request) -> int:
+    chunk = draft.chunks.get(request)
+    return chunk.count if chunk is not None else 0
+
+
+def _nothing(request: Request) -> int:
+    return 0

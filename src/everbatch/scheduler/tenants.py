@@ -1,0 +1,118 @@
+"""Who has been served how much: VTC's counters, and the rate limits of tenants.
+
+A tenant's service grows by 1 for each prompt token computed and by 2 for each token emitted, over
+its weight (VTC, OSDI 2024, section 4; the prices are the paper's). Emitting costs the ledger
+nothing per token: it keeps how many of a tenant's requests decode since which step.
+
+Called by the scheduler. Knows no queue and no clock of its own.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from everbatch.base.units import NS_PER_S
+from everbatch.scheduler.config import TenantConfig
+
+PROMPT_TOKEN_PRICE = 1
+OUTPUT_TOKEN_PRICE = 2
+RATE_WINDOW_NS = 60 * NS_PER_S
+
+_DEFAULT = TenantConfig()
+
+
+@dataclass(slots=True)
+class _Account:
+    """`service` is as of `step`; since then `num_decoding` requests emit one token a step."""
+
+    weight: float
+    service: float = 0.0
+    step: int = 0
+    num_decoding: int = 0
+    num_live: int = 0
+
+
+@dataclass(slots=True)
+class TenantLedger:
+    """The accounts of all tenants seen; those not configured have weight 1 and no limit."""
+
+    configs: Mapping[str, TenantConfig]
+    _accounts: dict[str, _Account] = field(default_factory=dict)
+
+    def weight(self, tenant: str) -> float:
+        return self.configs.get(tenant, _DEFAULT).weight
+
+    def service(self, tenant: str, step: int) -> float:
+        """Give the weighted service up to the end of step number `step`."""
+        account = self._accounts[tenant]
+        emitted = account.num_decoding * (step - account.step)
+        return account.service + OUTPUT_TOKEN_PRICE * emitted / account.weight
+
+    def arrive(self, tenant: str, step: int) -> None:
+        """Note one more live request; a tenant that was idle is lifted to the least active one.
+
+        So nobody saves up service by staying away (VTC, algorithm 2, line 8).
+        """
+        account = self._accounts.setdefault(tenant, _Account(self.weight(tenant), step=step))
+        if account.num_live == 0:
+            active = [
+                self.service(name, step)
+                for name, other in self._accounts.items()
+                if other.num_live > 0
+            ]
+            account.service = max(self.service(tenant, step), min(active, default=0.0))
+            account.step = step
+        account.num_live += 1
+
+    def depart(self, tenant: str) -> None:
+        """Note that a live request has ended."""
+        self._accounts[tenant].num_live -= 1
+
+    def charge_prompt(self, tenant: str, num_tokens: int) -> None:
+        account = self._accounts[tenant]
+        account.service += PROMPT_TOKEN_PRICE * num_tokens / account.weight
+
+    def charge_outputs(self, tenant: str, num_tokens: int) -> None:
+        """Charge tokens emitted outside the decode set; a negative number takes back."""
+        account = self._accounts[tenant]
+        account.service += OUTPUT_TOKEN_PRICE * num_tokens / account.weight
+
+    def change_decoding(self, tenant: str, change: int, step: int) -> None:
+        """Note that `change` more requests of a tenant emit a token in every step from now on."""
+        account = self._accounts[tenant]
+        account.service = self.service(tenant, step)
+        account.step = step
+        account.num_decoding += change
+
+    def state(self) -> tuple[object, ...]:
+        """Give all that decides later behaviour, for digests."""
+        return tuple(
+            (name, a.service, a.step, a.num_decoding, a.num_live)
+            for name, a in self._accounts.items()
+        )
+
+
+@dataclass(slots=True)
+class RateLimits:
+    """Accepted arrivals of the last minute, for tenants that have a limit."""
+
+    configs: Mapping[str, TenantConfig]
+    _arrivals: dict[str, deque[int]] = field(default_factory=dict)
+
+    def limit(self, tenant: str) -> int:
+        """Give the requests a tenant may send in a minute; 0: any number."""
+        return self.configs.get(tenant, _DEFAULT).max_requests_per_minute
+
+    def recent(self, tenant: str, now_ns: int) -> int:
+        """Count the accepted arrivals in the 60 s before `now_ns`."""
+        arrivals = self._arrivals.get(tenant)
+        if arrivals is None:
+            return 0
+        while arrivals and arrivals[0] <= now_ns - RATE_WINDOW_NS:
+            arrivals.popleft()
+        return len(arrivals)
+
+    def accept(self, tenant: str, now_ns: int) -> None:
+        """Note an accepted arrival."""
+        if self.limit(tenant):
+            self._arrivals.setdefault(tenant, deque()).append(now_ns)
