@@ -2,10 +2,11 @@
 
 Canonical: the same events give the same bytes, in every process. Belongs here: the format, written
 to and read from file objects that somebody else opened. Not here: when to flush, what to do when
-the disk is full (assemble.event_log). The digest covers the body, not the header.
+the disk is full (assemble.event_log).
 
 A run of steps in which nothing changed is one line ("steps"): the writer holds quiet steps back
-until something else happens, or `flush`.
+until something else happens, or `flush`. The digest covers the body with each run as one line,
+whenever it was flushed, and not the header.
 """
 
 import json
@@ -20,6 +21,11 @@ from everbatch.base.events import EVENT_LOG_VERSION, EVENT_TYPES, Event, QuietSt
 MAX_LINE_CHARACTERS = 16 << 20
 """A longer line is not ours: a step names at most each slot and each of its blocks."""
 
+# Made once: json.dumps makes an encoder a call whenever it is told separators.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_ESCAPING_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True)
+_NAMES = {kind: tuple(item.name for item in fields(kind)) for kind in EVENT_TYPES.values()}
+
 
 class EventLogWriter:
     """Writes one log. Errors of the file (OSError) pass through to the caller."""
@@ -27,43 +33,51 @@ class EventLogWriter:
     def __init__(self, file: TextIO, header: dict[str, object]) -> None:
         self._file = file
         self._digest = sha256()
-        self._quiet: QuietSteps | None = None
-        line = _dump({"event": "header", "version": EVENT_LOG_VERSION, **header})
-        self._file.write(line)
+        self._unwritten: QuietSteps | None = None
+        """Quiet steps that no line of the file tells yet."""
+        self._undigested: QuietSteps | None = None
+        """The whole run that the last quiet step belongs to."""
+        self._file.write(_dump({"event": "header", "version": EVENT_LOG_VERSION, **header}))
 
     def write(self, events: Iterable[Event]) -> None:
         """Append events, in order."""
         for event in events:
             if isinstance(event, StepRan) and event.is_quiet:
-                self._quiet = _extend(self._quiet, event)
+                self._unwritten = _extend(self._unwritten, event)
+                self._undigested = _extend(self._undigested, event)
                 continue
-            self._end_quiet_run()
-            self._write_line(event)
+            self._write_quiet_run()
+            if self._undigested is not None:
+                self._digest.update(event_line(self._undigested).encode())
+                self._undigested = None
+            line = event_line(event)
+            self._digest.update(line.encode())
+            self._file.write(line)
 
     def flush(self) -> None:
         """Hand everything to the operating system: a killed process loses nothing of it."""
-        self._end_quiet_run()
+        self._write_quiet_run()
         self._file.flush()
 
     def digest(self) -> str:
-        """Give the sha256 of the body so far, quiet steps held back not included."""
-        return self._digest.hexdigest()
+        """Give the sha256 of the body so far, each run of quiet steps as one line."""
+        digest = self._digest.copy()
+        if self._undigested is not None:
+            digest.update(event_line(self._undigested).encode())
+        return digest.hexdigest()
 
-    def _end_quiet_run(self) -> None:
-        quiet, self._quiet = self._quiet, None
+    def _write_quiet_run(self) -> None:
+        quiet, self._unwritten = self._unwritten, None
         if quiet is not None:
-            self._write_line(quiet)
-
-    def _write_line(self, event: Event) -> None:
-        line = event_line(event)
-        self._digest.update(line.encode())
-        self._file.write(line)
+            self._file.write(event_line(quiet))
 
 
 def event_line(event: Event) -> str:
     """Give an event's line, with its newline."""
-    facts = {item.name: getattr(event, item.name) for item in fields(event)}
-    return _dump({"event": event.kind, **facts})
+    facts: dict[str, object] = {"event": event.kind}
+    for name in _NAMES[type(event)]:
+        facts[name] = getattr(event, name)
+    return _dump(facts)
 
 
 def read_header(line: str) -> dict[str, object]:
@@ -102,7 +116,14 @@ def _extend(run: QuietSteps | None, step: StepRan) -> QuietSteps:
 
 
 def _dump(facts: dict[str, object]) -> str:
-    return json.dumps(facts, separators=(",", ":"), ensure_ascii=False) + "\n"
+    line = _ENCODER.encode(facts)
+    try:
+        # As good as free where the text is ASCII.
+        line.encode()
+    except UnicodeEncodeError:
+        # An id or a tenant holds half a character, as JSON can: UTF-8 has no place for it.
+        line = _ESCAPING_ENCODER.encode(facts)
+    return line + "\n"
 
 
 def _parse(line: str, number: int) -> dict[str, object]:

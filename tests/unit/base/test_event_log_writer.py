@@ -1,0 +1,70 @@
+"""The event log's writer: runs of quiet steps, the digest, and ids that UTF-8 cannot hold."""
+
+from hashlib import sha256
+from io import StringIO
+
+import pytest
+
+from everbatch.base.eventlog import EventLogWriter, read_events
+from everbatch.base.events import Arrived, QuietSteps, StepRan
+
+
+def quiet_step(number: int) -> StepRan:
+    return StepRan(number, number, number - 1, 2, 2, 2, (), (), (), (), 5, 0)
+
+
+def busy_step(number: int) -> StepRan:
+    return StepRan(number, number, number - 1, 2, 2, 2, (), (), ("a",), (), 5, 0)
+
+
+def write(*parts: object) -> tuple[str, str]:
+    """Write events; a "flush" among them flushes. Gives body and digest."""
+    file = StringIO()
+    writer = EventLogWriter(file, {})
+    for part in parts:
+        if part == "flush":
+            writer.flush()
+        else:
+            writer.write([part])
+    digest = writer.digest()
+    writer.flush()
+    return file.getvalue().partition("\n")[2], digest
+
+
+def test_a_run_of_quiet_steps_is_one_line():
+    body, digest = write(busy_step(1), quiet_step(2), quiet_step(3), busy_step(4))
+
+    events = list(read_events(['{"event":"header","version":1}\n', *body.splitlines(True)]))
+    assert events[1] == QuietSteps(t=3, step=2, start=1, count=2, decodes=2)
+    assert digest == sha256(body.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_the_digest_does_not_depend_on_flushes(place):
+    events = [busy_step(1), quiet_step(2), quiet_step(3), quiet_step(4), busy_step(5)]
+
+    flushed = [*events[:place], "flush", *events[place:]]
+    body, digest = write(*flushed)
+
+    assert digest == write(*events)[1]
+    assert body.count('"steps"') == (2 if place in (2, 3) else 1)
+
+
+def test_the_digest_covers_quiet_steps_that_no_line_tells_yet():
+    assert write(quiet_step(1))[1] != write()[1]
+    assert write(quiet_step(1))[1] == write(quiet_step(1), "flush")[1]
+
+
+def test_half_a_character_in_an_id_is_escaped_and_comes_back():
+    arrived = Arrived(0, "half \ud83d", 4, 3, 0, "\udc00")
+
+    body, _ = write(arrived)
+
+    assert body.isascii()
+    assert list(read_events(['{"event":"header","version":1}\n', body])) == [arrived]
+
+
+def test_whole_characters_are_written_as_they_are():
+    body, _ = write(Arrived(0, "größe 😀", 4, 3, 0, ""))
+
+    assert "größe 😀" in body
