@@ -1,22 +1,40 @@
 """What a user may wish for an engine, and what becomes of the wishes on this machine.
 
-Belongs here: EngineOptions (wished), ResolvedOptions (all known, printed at start), and the sizes
-that depend on model and memory. Not here: parsing a command line (cli), loading (real.py).
+Belongs here: EngineOptions (wished), and the sizes that depend on model and memory. Not here:
+parsing a command line (cli), loading (real.py), telling what was resolved (resolved.py).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import div_ceil, format_bytes
 from everbatch.engine.sampling_params import MAX_SEED
-from everbatch.scheduler.config import Admission, PreemptionTrigger, SchedulerConfig
+from everbatch.scheduler.config import (
+    Admission,
+    Backfill,
+    Batching,
+    PolicyName,
+    PreemptionCosts,
+    PreemptionExtent,
+    PreemptionMode,
+    PreemptionTrigger,
+    PreemptionVictim,
+    SchedulerConfig,
+    TenantConfig,
+)
 
 DEFAULT_MAX_NUM_SEQS = 128
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 """A step's prompt tokens delay every decode in it: on a CPU more would make streams stutter."""
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 """Taken if a quarter of the free memory is more; pages are committed when first used."""
+
+_NOT_MEASURED = PreemptionCosts(swap_ns_per_block=1, recompute_ns_per_token=1)
+"""Stands for the costs of preemption_mode auto until the model is there (measure.py)."""
+_SAME_NAME = frozenset(item.name for item in fields(SchedulerConfig))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +54,30 @@ class EngineOptions:
     """Bytes."""
     num_blocks: int | None = None
     """Overrides kv_cache_memory."""
+    host_cache_memory: int | None = None
+    """Bytes."""
+    num_host_blocks: int | None = None
+    """Overrides host_cache_memory; None and no memory given: 0."""
     max_model_len: int | None = None
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
+    min_prefill_tokens: int = 0
+    prefill_aging_steps: int = 0
+    batching: Batching = "continuous"
+    policy: PolicyName = "fcfs"
+    aging_steps: int = 0
+    backfill: Backfill = "none"
     admission: Admission = "prompt"
     watermark: float = 0.0
     preemption_trigger: PreemptionTrigger = "shortage"
+    preemption_mode: PreemptionMode = "recompute"
+    preemption_extent: PreemptionExtent = "whole"
+    preemption_victim: PreemptionVictim = "newest"
+    max_preemptions: int = 0
+    max_queue_requests: int = 0
+    max_queue_tokens: int = 0
+    tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
     seed: int = 0
     event_log: Path | None = None
 
@@ -51,30 +86,48 @@ class EngineOptions:
             _at_least("max_model_len", self.max_model_len, 2, ", a token in and a token out")
         if self.kv_cache_memory is not None:
             _at_least("kv_cache_memory", self.kv_cache_memory, 1, " byte")
+        if self.host_cache_memory is not None:
+            _at_least("host_cache_memory", self.host_cache_memory, 1, " byte")
         _at_least("seed", self.seed, 0)
         if self.seed > MAX_SEED:
             raise ConfigError(f"seed must lie in [0, {MAX_SEED}], got {self.seed}")
+        _check_tenants(self.tenants)
         # What the scheduler says of its own options does not wait for a model either.
         self.scheduler_options(
             num_blocks=1 if self.num_blocks is None else self.num_blocks,
+            num_host_blocks=0 if self.num_host_blocks is None else self.num_host_blocks,
             max_model_len=self.max_model_len or 0,
         )
+        if self.preemption_mode != "recompute" and not self._wants_host_tier:
+            raise ConfigError(
+                f"preemption_mode {self.preemption_mode} moves KV blocks to a host tier, and there "
+                "is none: give --host-cache-memory or --num-host-blocks"
+            )
 
-    def scheduler_options(self, num_blocks: int, max_model_len: int) -> SchedulerConfig:
-        """Give the scheduler's options for a pool and a context limit that are known."""
-        return SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self._step_tokens(max_model_len),
-            num_blocks=num_blocks,
-            block_size=self.block_size,
-            max_model_len=max_model_len,
-            enable_chunked_prefill=self.enable_chunked_prefill,
-            enable_prefix_caching=self.enable_prefix_caching,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            admission=self.admission,
-            watermark=self.watermark,
-            preemption_trigger=self.preemption_trigger,
-        )
+    @property
+    def _wants_host_tier(self) -> bool:
+        return bool(self.num_host_blocks or self.host_cache_memory)
+
+    def scheduler_options(
+        self, num_blocks: int, num_host_blocks: int, max_model_len: int
+    ) -> SchedulerConfig:
+        """Give the scheduler's options for pools and a context limit that are known.
+
+        Those of the same name are taken over as they are. The costs that preemption_mode auto
+        compares are not known yet.
+        """
+        same: dict[str, Any] = {
+            item.name: getattr(self, item.name) for item in fields(self) if item.name in _SAME_NAME
+        }
+        resolved = {
+            "max_num_batched_tokens": self._step_tokens(max_model_len),
+            "num_blocks": num_blocks,
+            "num_host_blocks": num_host_blocks,
+            "max_model_len": max_model_len,
+            "tenants": dict(self.tenants),
+            "preemption_costs": _NOT_MEASURED if self.preemption_mode == "auto" else None,
+        }
+        return SchedulerConfig(**{**same, **resolved})
 
     def _step_tokens(self, max_model_len: int) -> int:
         if self.max_num_batched_tokens is not None:
@@ -82,61 +135,6 @@ class EngineOptions:
         if self.enable_chunked_prefill:
             return DEFAULT_MAX_NUM_BATCHED_TOKENS
         return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_model_len)
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedOptions:
-    """An engine as it is. Bytes are those of all KV blocks in use."""
-
-    model_path: str
-    model_name: str
-    dtype: str
-    num_parameters: int
-    model_bytes: int
-    kv_cache_bytes: int
-    kv_bytes_per_block: int
-    scheduler: SchedulerConfig
-    seed: int
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Give name and value of each option, for people."""
-        config = self.scheduler
-        pool_tokens = config.num_blocks * config.block_size
-        on = {True: "on", False: "off"}
-        return [
-            ("model", f"{self.model_name}  ({self.model_path})"),
-            (
-                "parameters",
-                f"{self.num_parameters:,} as {self.dtype}, {format_bytes(self.model_bytes)}",
-            ),
-            (
-                "kv blocks",
-                f"{config.num_blocks:,} of {config.block_size} tokens = {pool_tokens:,} "
-                f"tokens, {format_bytes(self.kv_cache_bytes)} when all are used "
-                f"({format_bytes(self.kv_bytes_per_block)} each)",
-            ),
-            ("max_model_len", f"{config.context_limit:,}"),
-            ("max_num_seqs", f"{config.max_num_seqs:,}"),
-            ("max_num_batched_tokens", f"{config.max_num_batched_tokens:,}"),
-            ("chunked prefill", on[config.enable_chunked_prefill]),
-            ("prefix caching", on[config.enable_prefix_caching]),
-            ("admission", config.admission),
-            ("seed", str(self.seed)),
-        ]
-
-    def header(self) -> dict[str, object]:
-        """Give the facts that stand in an event log's header."""
-        names = SchedulerConfig.__dataclass_fields__
-        return {
-            "config": {name: getattr(self.scheduler, name) for name in names},
-            "model": {
-                "name": self.model_name,
-                "dtype": self.dtype,
-                "num_parameters": self.num_parameters,
-                "kv_bytes_per_block": self.kv_bytes_per_block,
-            },
-            "seed": self.seed,
-        }
 
 
 def scheduler_config(
@@ -147,8 +145,10 @@ def scheduler_config(
     `model_max_len` is what the model was made for, in tokens; `free_bytes` the memory left.
     """
     num_blocks = _num_blocks(options, model_max_len, bytes_per_block, free_bytes)
+    left_bytes = free_bytes - num_blocks * bytes_per_block
+    num_host_blocks = _num_host_blocks(options, bytes_per_block, left_bytes)
     max_model_len = _max_model_len(options, model_max_len, num_blocks, bytes_per_block)
-    return options.scheduler_options(num_blocks, max_model_len)
+    return options.scheduler_options(num_blocks, num_host_blocks, max_model_len)
 
 
 def _num_blocks(
@@ -184,6 +184,28 @@ def _num_blocks(
     return wished // bytes_per_block
 
 
+def _num_host_blocks(options: EngineOptions, bytes_per_block: int, left_bytes: int) -> int:
+    """Give the size of the host tier; `left_bytes` is what the KV cache leaves of the memory."""
+    wished, flag = options.num_host_blocks, "--num-host-blocks"
+    if wished is None:
+        if options.host_cache_memory is None:
+            return 0
+        wished, flag = options.host_cache_memory // bytes_per_block, "--host-cache-memory"
+        if not wished:
+            raise ConfigError(
+                f"{flag} {format_bytes(options.host_cache_memory)} holds no block: one block of "
+                f"{options.block_size} tokens takes {format_bytes(bytes_per_block)} with this "
+                "model: raise it"
+            )
+    if wished * bytes_per_block > max(0, left_bytes):
+        raise ConfigError(
+            f"{flag} wants {format_bytes(wished * bytes_per_block)} for {wished:,} host blocks, "
+            f"the KV cache leaves {format_bytes(max(0, left_bytes))} of the memory that is free: "
+            "ask for less, or lower --kv-cache-memory"
+        )
+    return wished
+
+
 def _max_model_len(
     options: EngineOptions, model_max_len: int, num_blocks: int, bytes_per_block: int
 ) -> int:
@@ -213,3 +235,11 @@ def _at_least(name: str, value: object, low: int, remark: str = "") -> None:
         raise ConfigError(f"{name} must be an integer, not {value!r}")
     if value < low:
         raise ConfigError(f"{name} must be at least {low}{remark}, got {value}")
+
+
+def _check_tenants(tenants: object) -> None:
+    if not isinstance(tenants, Mapping):
+        raise ConfigError(f"tenants must be a mapping of name and TenantConfig, not {tenants!r}")
+    for name, config in tenants.items():
+        if not isinstance(name, str) or not name or not isinstance(config, TenantConfig):
+            raise ConfigError(f"tenants must map names to TenantConfig, not {name!r} to {config!r}")

@@ -4,13 +4,15 @@ The only place that meets them all. Called by llm and by the command line.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everbatch.assemble.event_log import EventLogFile
+from everbatch.assemble.measure import measure_costs
 from everbatch.assemble.memory import available_bytes
 from everbatch.assemble.model_source import resolve_model
-from everbatch.assemble.options import EngineOptions, ResolvedOptions, scheduler_config
+from everbatch.assemble.options import EngineOptions, scheduler_config
+from everbatch.assemble.resolved import ResolvedOptions
 from everbatch.assemble.wallclock import WallClock
 from everbatch.base.errors import ConfigError, ModelLoadError
 from everbatch.base.units import format_bytes
@@ -85,6 +87,10 @@ def _build(
     )
     try:
         network = LlamaForCausalLM(loaded.config, loaded.tensors, ReferenceKernels)
+        if config.preemption_mode == "auto":
+            costs = measure_costs(network, config.block_size, clock)
+            config = replace(config, preemption_costs=costs)
+            resolved = replace(resolved, scheduler=config)
         eos_token_ids = _eos_token_ids(loaded, tokenizer)
         executor = ModelExecutor(network, config, eos_token_ids, options.seed)
     except MemoryError as error:
@@ -112,9 +118,10 @@ def _no_room(resolved: ResolvedOptions, free_bytes: int) -> str:
     tables = config.max_num_seqs * config.context_limit * TOKEN_ID_BYTES
     return (
         f"the {format_bytes(free_bytes)} of memory that are free do not hold the KV cache of "
-        f"{format_bytes(resolved.kv_cache_bytes)} and {format_bytes(tables)} for the token ids of "
-        f"{config.max_num_seqs:,} requests: lower --kv-cache-memory, --max-num-seqs or "
-        "--max-model-len"
+        f"{format_bytes(resolved.kv_cache_bytes)}, a host tier of "
+        f"{format_bytes(config.num_host_blocks * resolved.kv_bytes_per_block)} and "
+        f"{format_bytes(tables)} for the token ids of {config.max_num_seqs:,} requests: lower "
+        "--kv-cache-memory, --host-cache-memory, --max-num-seqs or --max-model-len"
     )
 
 

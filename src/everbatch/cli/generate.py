@@ -10,7 +10,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import fields
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from everbatch.base.errors import EverbatchError, InvalidRequest
 from everbatch.cli.loading import loading_bar
 from everbatch.cli.options import engine_options, pop_engine_options
 from everbatch.cli.prompts import Task, read_tasks
+from everbatch.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
     from everbatch.llm import LLM, RequestOutput
@@ -32,7 +33,9 @@ EXIT_INCOMPLETE = 1
 EXIT_INTERRUPTED = 130
 
 
-@click.command("generate", short_help="Answer a file of prompts and write JSON Lines.")
+@click.command(
+    "generate", cls=SectionedCommand, short_help="Answer a file of prompts and write JSON Lines."
+)
 @engine_options
 @click.option(
     "--prompts",
@@ -62,12 +65,13 @@ def command(prompts_path: str, output: Path | None, **given: Any) -> None:
     """
     options = pop_engine_options(given)
     tasks = read_tasks(prompts_path, given)
+    by_name = {item.name: getattr(options, item.name) for item in fields(options)}
     console = Console(stderr=True)
     with _opened(output) as file:
         from everbatch.llm import LLM
 
         with loading_bar(console) as tell:
-            llm = LLM(progress=tell, **asdict(options))
+            llm = LLM(progress=tell, **by_name)
         with closing(llm):
             prompts = [_encoded(llm, task) for task in tasks]
             _empty(file)

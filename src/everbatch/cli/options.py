@@ -5,8 +5,10 @@ spellings are accepted as aliases.
 """
 
 from collections.abc import Callable
+from functools import partial
+from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -15,9 +17,15 @@ from everbatch.assemble.options import (
     DEFAULT_MAX_NUM_SEQS,
     EngineOptions,
 )
+from everbatch.base.errors import ConfigError
 from everbatch.base.units import parse_bytes
+from everbatch.cli.sections import SectionedOption
+from everbatch.scheduler import config as choices
+from everbatch.scheduler.config import TenantConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+BYTES_PER_GIB = 1 << 30
 
 
 class ByteSize(click.ParamType[int]):
@@ -34,89 +42,217 @@ class ByteSize(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class Tenant(click.ParamType[tuple[str, TenantConfig]]):
+    """A tenant's share and rate: "NAME=WEIGHT" or "NAME=WEIGHT:REQUESTS_PER_MINUTE"."""
+
+    name = "name=weight[:rate]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, TenantConfig]:
+        tenant, _, share = value.rpartition("=")
+        weight, colon, rate = share.partition(":")
+        try:
+            config = TenantConfig(float(weight), int(rate) if colon else 0)
+        except (ValueError, ConfigError) as error:
+            self.fail(f"{value!r} is no NAME=WEIGHT[:REQUESTS_PER_MINUTE] ({error})", param, ctx)
+        if not tenant:
+            self.fail(f"{value!r} names no tenant: write NAME=WEIGHT", param, ctx)
+        return tenant, config
+
+
+def _choice(literal: object) -> click.Choice[str]:
+    return click.Choice(get_args(literal))
+
+
+_sizes = partial(click.option, cls=SectionedOption, section="Sizes")
+_order = partial(click.option, cls=SectionedOption, section="Batching and order")
+_admission = partial(click.option, cls=SectionedOption, section="Admission")
+_preemption = partial(click.option, cls=SectionedOption, section="Preemption")
+_other = partial(click.option, cls=SectionedOption, section="Other engine options")
+
 _OPTIONS = [
-    click.option(
+    _sizes(
         "--max-num-seqs",
         type=int,
         default=DEFAULT_MAX_NUM_SEQS,
         show_default=True,
         help="Most requests that run at once.",
     ),
-    click.option(
+    _sizes(
         "--max-num-batched-tokens",
         type=int,
         help="Most tokens computed in one step, decodes and prompts together. Default: "
         f"{DEFAULT_MAX_NUM_BATCHED_TOKENS}; without chunked prefill, max_model_len.",
     ),
-    click.option(
-        "--block-size", type=int, default=16, show_default=True, help="Tokens in a KV block."
-    ),
-    click.option(
+    _sizes("--block-size", type=int, default=16, show_default=True, help="Tokens in a KV block."),
+    _sizes(
         "--kv-cache-memory",
         "--kv-cache-memory-bytes",
         type=ByteSize(),
         help='Memory for the KV cache, such as "512MiB". Default: a quarter of the free memory, '
         "at most 4 GiB.",
     ),
-    click.option(
+    _sizes(
         "--num-blocks",
         "--num-gpu-blocks-override",
         type=int,
         help="Number of KV blocks, in place of --kv-cache-memory.",
     ),
-    click.option(
+    _sizes(
+        "--host-cache-memory",
+        type=ByteSize(),
+        help="Memory for KV blocks that are swapped out. Default: none.",
+    ),
+    _sizes("--num-host-blocks", type=int, help="Number of those, in place of --host-cache-memory."),
+    _sizes("--swap-space", type=float, help="vLLM's way to give --host-cache-memory, in GiB."),
+    _sizes(
         "--max-model-len",
         type=int,
         help="Longest prompt + output in tokens. Default: what model and KV cache allow.",
     ),
-    click.option(
+    _order(
+        "--batching",
+        type=_choice(choices.Batching),
+        default="continuous",
+        show_default=True,
+        help="Whether requests join and leave at every step, or run in closed batches.",
+    ),
+    _order(
         "--enable-chunked-prefill/--no-enable-chunked-prefill",
         default=True,
         show_default=True,
         help="Let long prompts be computed over several steps.",
     ),
-    click.option(
-        "--enable-prefix-caching/--no-enable-prefix-caching",
-        default=True,
-        show_default=True,
-        help="Reuse the KV blocks of equal beginnings of prompts.",
-    ),
-    click.option(
+    _order(
         "--long-prefill-token-threshold",
         type=int,
         default=0,
         show_default=True,
         help="Most tokens of one prompt in one step; 0: no cap of its own.",
     ),
-    click.option(
+    _order(
+        "--min-prefill-tokens",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Tokens of a step kept for prompts while they can use them.",
+    ),
+    _order(
+        "--prefill-aging-steps",
+        type=int,
+        default=0,
+        show_default=True,
+        help="A prompt that got no token for so many steps goes before the decodes once; 0: off.",
+    ),
+    _order(
+        "--policy",
+        "--scheduling-policy",
+        type=_choice(choices.PolicyName),
+        default="fcfs",
+        show_default=True,
+        help="Who goes first: first come; lower priority; least work left; fair shares of tenants.",
+    ),
+    _order(
+        "--aging-steps",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Policy priority: one level better per so many steps waited; 0: off.",
+    ),
+    _order(
+        "--tenant",
+        "tenants",
+        type=Tenant(),
+        multiple=True,
+        help="Weight of a tenant under policy vtc and, after a colon, most requests in a minute. "
+        "May be repeated.",
+    ),
+    _admission(
         "--admission",
-        type=click.Choice(["now", "prompt"]),
+        type=_choice(choices.Admission),
         default="prompt",
         show_default=True,
-        help="Blocks that must be free to admit a request: for its next chunk, or its prompt.",
+        help="Blocks that must be free to admit a request: for its next chunk; its prompt; the "
+        "peak of all who run; the whole life of all.",
     ),
-    click.option(
+    _admission(
         "--watermark",
         type=float,
         default=0.0,
         show_default=True,
         help="Fraction of the blocks kept free at admission while anybody runs.",
     ),
-    click.option(
+    _admission(
+        "--backfill",
+        type=_choice(choices.Backfill),
+        default="none",
+        show_default=True,
+        help="Whether others may pass a head of the queue that does not fit.",
+    ),
+    _admission(
+        "--max-queue-requests",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Most requests that wait; more are refused with 429. 0: any number.",
+    ),
+    _admission(
+        "--max-queue-tokens",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Most prompt tokens that wait. 0: any number.",
+    ),
+    _preemption(
         "--preemption-trigger",
-        type=click.Choice(["shortage", "stall"]),
+        type=_choice(choices.PreemptionTrigger),
         default="shortage",
         show_default=True,
         help="Preempt when a block is lacking, or only when nothing else can run.",
     ),
-    click.option(
+    _preemption(
+        "--preemption-mode",
+        type=_choice(choices.PreemptionMode),
+        default="recompute",
+        show_default=True,
+        help="What a victim does to come back; auto: the cheaper, measured at start.",
+    ),
+    _preemption(
+        "--preemption-extent",
+        type=_choice(choices.PreemptionExtent),
+        default="whole",
+        show_default=True,
+        help="Whether a victim gives up all its blocks, or only the last ones that are needed.",
+    ),
+    _preemption(
+        "--preemption-victim",
+        type=_choice(choices.PreemptionVictim),
+        default="newest",
+        show_default=True,
+        help="Who yields.",
+    ),
+    _preemption(
+        "--max-preemptions",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Most times that one request yields; 0: any number.",
+    ),
+    _other(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        default=True,
+        show_default=True,
+        help="Reuse the KV blocks of equal beginnings of prompts.",
+    ),
+    _other(
         "--seed",
         type=int,
         default=0,
         show_default=True,
         help="Seed of the requests that bring none.",
     ),
-    click.option(
+    _other(
         "--event-log",
         type=click.Path(dir_okay=False, path_type=Path),
         help="Write what the scheduler does to this file, as JSON Lines.",
@@ -133,5 +269,27 @@ def engine_options(command: Command) -> Command:
 
 def pop_engine_options(given: dict[str, Any]) -> EngineOptions:
     """Take what `engine_options` added out of a command's parameters."""
+    given["host_cache_memory"] = _host_bytes(given.pop("swap_space"), given["host_cache_memory"])
+    given["tenants"] = _by_name(given["tenants"])
     names = [name for name in EngineOptions.__dataclass_fields__ if name in given]
     return EngineOptions(**{name: given.pop(name) for name in names})
+
+
+def _host_bytes(swap_space_gib: float | None, host_cache_memory: int | None) -> int | None:
+    if swap_space_gib is None:
+        return host_cache_memory
+    if host_cache_memory is not None:
+        raise ConfigError("--swap-space and --host-cache-memory are one: give one of them")
+    if not isfinite(swap_space_gib) or swap_space_gib < 0:
+        raise ConfigError(f"--swap-space must be a number of GiB, got {swap_space_gib:g}")
+    # vLLM's users write 0 for "none".
+    return int(swap_space_gib * BYTES_PER_GIB) or None
+
+
+def _by_name(tenants: tuple[tuple[str, TenantConfig], ...]) -> dict[str, TenantConfig]:
+    by_name = dict(tenants)
+    if len(by_name) < len(tenants):
+        names = [name for name, _ in tenants]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"--tenant {twice} is given twice: give it once")
+    return by_name

@@ -21,6 +21,7 @@ from everbatch.assemble.real import RealEngine, build_engine
 from everbatch.base.errors import ConfigError
 from everbatch.cli.loading import loading_bar
 from everbatch.cli.options import engine_options, pop_engine_options
+from everbatch.cli.sections import SectionedCommand
 from everbatch.server.app import create_app
 from everbatch.server.bridge import AsyncEngine
 from everbatch.server.metrics import ServerMetrics
@@ -32,7 +33,11 @@ DEFAULT_PORT = 8000
 MAX_SECONDS = 86_400
 
 
-@click.command("serve", short_help="Serve a model through an OpenAI-compatible HTTP API.")
+@click.command(
+    "serve",
+    cls=SectionedCommand,
+    short_help="Serve a model through an OpenAI-compatible HTTP API.",
+)
 @engine_options
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
 @click.option(

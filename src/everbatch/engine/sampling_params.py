@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from everbatch.base.errors import InvalidRequest
 
+MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1_000
@@ -27,7 +28,8 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0 (or -1, as in vLLM) and top_p 1 are off. seed None draws from
     the engine's seed. max_tokens None means what max_model_len and the pool leave. logit_bias adds
     to logits, by token id. The penalties follow OpenAI (presence, frequency: outputs only) and the
-    CTRL paper (repetition: prompt and outputs).
+    CTRL paper (repetition: prompt and outputs). n samples share the prompt's computation; sample 0
+    draws what n = 1 draws, the others have seeds derived from the same one.
 
     Given in the ways that vLLM and OpenAI know, kept in one: `stop` may be one string, lists are
     kept as tuples, a logit_bias mapping as pairs, None as nothing.
@@ -50,6 +52,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    n: int = 1
 
     def __post_init__(self) -> None:
         if self.top_k == -1 and not isinstance(self.top_k, bool):
@@ -77,6 +80,7 @@ class SamplingParams:
             )
         if self.logprobs is not None:
             _whole(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
+        _whole(self.n, "n", 1, MAX_N)
         _flag(self.ignore_eos, "ignore_eos")
         _flag(self.include_stop_str_in_output, "include_stop_str_in_output")
         _flag(self.skip_special_tokens, "skip_special_tokens")

@@ -1,17 +1,16 @@
 """From wishes to an engine's sizes: what is chosen, and what is refused with which words."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from everbatch.assemble.options import (
-    DEFAULT_KV_CACHE_BYTES,
-    EngineOptions,
-    ResolvedOptions,
-    scheduler_config,
-)
+from everbatch.assemble.options import DEFAULT_KV_CACHE_BYTES, EngineOptions, scheduler_config
+from everbatch.assemble.resolved import ResolvedOptions
 from everbatch.base.errors import ConfigError
-from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
+from everbatch.workload.engine_section import DEFAULTS
 
 MODEL_MAX_LEN = 1_000
 BLOCK_BYTES = 1 << 20
@@ -63,6 +62,69 @@ def test_step_takes_whole_prompts_without_chunks() -> None:
     )
 
 
+def test_every_option_of_a_scenario_is_one_of_ours_with_the_same_default() -> None:
+    ours, resolved = EngineOptions(), resolve(max_num_seqs=4, num_blocks=8)
+    # Sizes that a server finds by itself, and what it has always switched on.
+    own = {"max_model_len", "enable_prefix_caching", "num_host_blocks"}
+
+    assert [name for name in DEFAULTS if not hasattr(ours, name)] == []
+    assert {name: getattr(ours, name) for name in DEFAULTS if name not in own} == {
+        name: value for name, value in DEFAULTS.items() if name not in own
+    }
+    assert resolved.num_host_blocks == DEFAULTS["num_host_blocks"]
+
+
+def test_every_option_reaches_the_scheduler() -> None:
+    wished: dict[str, Any] = {
+        "batching": "static",
+        "num_host_blocks": 3,
+        "min_prefill_tokens": 5,
+        "prefill_aging_steps": 6,
+        "policy": "priority",
+        "aging_steps": 7,
+        "backfill": "safe",
+        "admission": "reserve",
+        "watermark": 0.5,
+        "preemption_trigger": "stall",
+        "preemption_mode": "swap",
+        "preemption_extent": "tail",
+        "preemption_victim": "largest",
+        "max_preemptions": 8,
+        "max_queue_requests": 9,
+        "max_queue_tokens": 10,
+        "tenants": {"a": TenantConfig(2.0, 30)},
+    }
+    config = resolve(**wished)
+
+    assert {name: getattr(config, name) for name in wished} == wished
+    assert config.preemption_costs is None
+
+
+def test_host_tier_is_sized_in_bytes_or_blocks() -> None:
+    assert resolve(host_cache_memory=BLOCK_BYTES).num_host_blocks == 1
+    assert resolve(host_cache_memory=8 * BLOCK_BYTES - 1).num_host_blocks == 7
+    assert resolve(num_host_blocks=2, host_cache_memory=8 * BLOCK_BYTES).num_host_blocks == 2
+    assert resolve().num_host_blocks == 0
+
+
+def test_host_tier_may_take_all_that_the_kv_cache_leaves_and_no_more() -> None:
+    free = 100 * BLOCK_BYTES
+
+    assert resolve(free_bytes=free, num_blocks=60, num_host_blocks=40).num_host_blocks == 40
+    with pytest.raises(ConfigError, match=r"--num-host-blocks wants .* 41 host blocks.* ask for"):
+        resolve(free_bytes=free, num_blocks=60, num_host_blocks=41)
+    with pytest.raises(ConfigError, match=r"--host-cache-memory wants .*lower --kv-cache-memory"):
+        resolve(free_bytes=free, num_blocks=60, host_cache_memory=41 * BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("mode", ["swap", "auto"])
+def test_swapping_without_a_host_tier_is_refused(mode: str) -> None:
+    with pytest.raises(ConfigError, match=f"{mode} moves KV blocks to a host tier.*--num-host-bl"):
+        EngineOptions(preemption_mode=mode)
+
+    assert resolve(preemption_mode=mode, num_host_blocks=1).preemption_mode == mode
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -86,6 +148,18 @@ def test_step_takes_whole_prompts_without_chunks() -> None:
         ({"admission": "later"}, "admission must be one of now, prompt"),
         ({"preemption_trigger": ""}, "preemption_trigger"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching"),
+        ({"num_host_blocks": -1}, r"num_host_blocks must lie in \[0, "),
+        ({"host_cache_memory": 0}, "host_cache_memory must be at least 1 byte, got 0"),
+        ({"min_prefill_tokens": 513}, "min_prefill_tokens 513 is above max_num_batched_tokens 512"),
+        ({"batching": "dynamic"}, "batching must be one of continuous, static, got 'dynamic'"),
+        ({"policy": "lifo"}, "policy must be one of fcfs, priority, srpt, vtc"),
+        ({"backfill": True}, "backfill must be one of"),
+        ({"preemption_mode": "drop"}, "preemption_mode must be one of recompute, swap, auto"),
+        ({"preemption_victim": "oldest"}, "preemption_victim must be one of"),
+        ({"max_queue_requests": -1}, "max_queue_requests"),
+        ({"tenants": ["a"]}, "tenants must be a mapping"),
+        ({"tenants": {"a": 2.0}}, "tenants must map names to TenantConfig, not 'a' to 2.0"),
+        ({"tenants": {"": TenantConfig()}}, "tenants must map names"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"seed": 1 << 64}, "seed must lie in"),
         ({"seed": True}, "seed must be an integer"),
@@ -104,6 +178,10 @@ def test_impossible_wish_is_refused_before_there_is_a_model(
         ({"kv_cache_memory": FREE_BYTES + 1}, r"more than the 1,024.0 GiB of memory .* ask for"),
         ({"kv_cache_memory": BLOCK_BYTES - 1}, r"holds no block: one block .* 1.0 MiB .*raise it"),
         ({"num_blocks": (1 << 20) + 1}, r"--num-blocks 1,048,577 .* at most 1,048,576"),
+        (
+            {"host_cache_memory": BLOCK_BYTES - 1},
+            r"--host-cache-memory .* holds no block.*raise it",
+        ),
         ({"max_model_len": 1_001}, r"1,001 is more than the 1,000 tokens .* lower it"),
     ],
 )
@@ -114,9 +192,8 @@ def test_wish_that_model_or_machine_cannot_meet_is_refused(
         resolve(**options)
 
 
-def test_description_tells_model_memory_and_budgets() -> None:
-    config = resolve(num_blocks=10)
-    resolved = ResolvedOptions(
+def resolved_options(config: SchedulerConfig) -> ResolvedOptions:
+    return ResolvedOptions(
         model_path="/models/x",
         model_name="x",
         dtype="float32",
@@ -127,6 +204,10 @@ def test_description_tells_model_memory_and_budgets() -> None:
         scheduler=config,
         seed=3,
     )
+
+
+def test_description_tells_model_memory_and_budgets() -> None:
+    resolved = resolved_options(resolve(num_blocks=10))
     told = dict(resolved.describe())
 
     assert told["model"] == "x  (/models/x)"
@@ -135,4 +216,42 @@ def test_description_tells_model_memory_and_budgets() -> None:
         "10 of 16 tokens = 160 tokens, 10.0 MiB when all are used (1.0 MiB each)"
     )
     assert (told["max_model_len"], told["max_num_batched_tokens"]) == ("160", "512")
-    assert resolved.header()["config"]["num_blocks"] == 10
+    assert (told["batching"], told["policy"]) == ("continuous", "fcfs")
+    assert told["preemption"] == "on shortage, recompute, whole, newest"
+    assert "host blocks" not in told
+    assert "aging_steps" not in told
+
+
+def test_description_tells_what_was_changed() -> None:
+    config = resolve(
+        num_blocks=10,
+        num_host_blocks=4,
+        preemption_mode="auto",
+        policy="vtc",
+        backfill="greedy",
+        max_queue_tokens=9_000,
+        tenants={"a": TenantConfig(2.0, 30), "b": TenantConfig()},
+    )
+    measured = replace(config, preemption_costs=PreemptionCosts(1_500, 2_000_000))
+    described = resolved_options(measured).describe()
+    told = dict(described)
+
+    assert told["host blocks"] == "4, 4.0 MiB when all are used"
+    assert told["preemption"] == (
+        "on shortage, auto, whole, newest; measured: 1.5 µs to move a block out and in, "
+        "2.000 ms to compute a token"
+    )
+    assert (told["backfill"], told["max_queue_tokens"]) == ("greedy", "9,000")
+    assert [value for name, value in described if name == "tenant"] == [
+        "a: weight 2, at most 30 requests a minute",
+        "b: weight 1, any number of requests",
+    ]
+
+
+def test_header_of_the_event_log_is_json() -> None:
+    config = resolve(num_blocks=10, tenants={"a": TenantConfig(2.0, 30)})
+
+    header = json.loads(json.dumps(resolved_options(config).header()))
+
+    assert header["config"]["num_blocks"] == 10
+    assert header["config"]["tenants"] == {"a": {"weight": 2.0, "max_requests_per_minute": 30}}

@@ -2,16 +2,20 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from everbatch import __version__
 from everbatch.cli.main import COMMANDS
+from everbatch.cli.options import engine_options, pop_engine_options
+from everbatch.scheduler.config import TenantConfig
 
 TIMEOUT_S = 60
 
@@ -95,13 +99,63 @@ def test_unknown_command_and_flag_name_themselves_and_the_help() -> None:
         (["--kv-cache-memory", "10XB"], ["--kv-cache-memory", "'10XB'", "MiB"]),
         (["--kv-cache-memory", "-1"], ["--kv-cache-memory", "'-1'"]),
         (["--kv-cache-memory", "0"], ["kv_cache_memory must be at least 1 byte"]),
-        (["--admission", "never"], ["--admission", "'never'", "'now', 'prompt'"]),
+        (
+            ["--admission", "never"],
+            ["--admission", "'never'", "'now', 'prompt', 'peak', 'reserve'"],
+        ),
+        (["--policy", "lifo"], ["--policy", "'lifo'", "'vtc'"]),
+        (["--scheduling-policy", "lifo"], ["'lifo'"]),
+        (["--preemption-mode", "swap"], ["host tier", "--host-cache-memory"]),
+        (["--num-host-blocks", "-1"], ["num_host_blocks", "got -1"]),
+        (["--swap-space", "nan"], ["--swap-space", "nan"]),
+        (["--swap-space", "1", "--host-cache-memory", "1GB"], ["--swap-space", "give one"]),
+        (["--tenant", "a"], ["--tenant", "'a' is no NAME=WEIGHT", "float"]),
+        (["--tenant", "=1"], ["--tenant", "'=1' names no tenant"]),
+        (["--tenant", "a=0"], ["--tenant", "above 0, got 0.0"]),
+        (["--tenant", "a=1:x"], ["--tenant", "'a=1:x'"]),
+        (["--tenant", "a=1:-1"], ["max_requests_per_minute", "got -1"]),
+        (["--tenant", "a=1", "--tenant", "a=2"], ["--tenant a is given twice"]),
     ],
 )
 def test_impossible_engine_option_is_known_without_a_model(
     flags: list[str], words: list[str]
 ) -> None:
     assert_one_line_error(run("serve", "no/model", "--port", "0", *flags), *words)
+
+
+def test_help_of_serve_has_sections_in_which_every_flag_stands_once() -> None:
+    told = run("serve", "--help").stdout
+    sections = ["Options", "Sizes", "Batching and order", "Admission", "Preemption"]
+
+    assert [line[:-1] for line in told.splitlines() if line[:-1] in sections] == sections
+    for flag in ("--port", "--num-host-blocks", "--policy", "--backfill", "--preemption-mode"):
+        assert len(re.findall(rf"^  {flag}[, ]", told, re.MULTILINE)) == 1
+
+
+def test_engine_options_become_what_they_say() -> None:
+    given: dict[str, object] = {}
+
+    @click.command()
+    @engine_options
+    def command(**flags: object) -> None:
+        given.update(flags)
+
+    flags = [
+        "--tenant",
+        "a=2:30",
+        "--tenant",
+        "b=.5",
+        "--swap-space",
+        "0.5",
+        "--scheduling-policy",
+        "vtc",
+    ]
+    command.main(flags, standalone_mode=False)
+    options = pop_engine_options(given)
+
+    assert options.tenants == {"a": TenantConfig(2.0, 30), "b": TenantConfig(0.5)}
+    assert (options.host_cache_memory, options.policy) == (512 << 20, "vtc")
+    assert given == {}
 
 
 def test_impossible_engine_option_is_known_to_generate_too() -> None:
