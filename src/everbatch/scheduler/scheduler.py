@@ -101,12 +101,24 @@ class Scheduler:
         for request in self._named(request_id):
             self._lifecycle.retire(request, reason, now_ns)
 
+    def expire(self, now_ns: int) -> None:
+        """End those whose deadline to be planned has passed; `schedule` does it first of all.
+
+        To be called at a boundary without planning, where somebody wants to know how things are.
+        """
+        deadlines = self.state.deadlines
+        while deadlines and deadlines[0][0] < now_ns:
+            _, _, request = heappop(deadlines)
+            # A member of a static batch may hold a slot and have got no token yet.
+            if request.last_served_step == 0:
+                self._lifecycle.retire(request, FinishReason.DEADLINE, now_ns)
+
     def schedule(self, now_ns: int) -> StepPlan | NothingToRun:
         """Plan the next step. The plan must be applied or rolled back before the next call."""
         assert self._plan is None, "the plan before was neither applied nor rolled back"
         # Those that came while a plan ran that was rolled back: this is their boundary.
         self._run_aborts(None, now_ns)
-        self._expire(now_ns)
+        self.expire(now_ns)
         self._begin()
         try:
             draft = self._planner.plan()
@@ -237,14 +249,6 @@ class Scheduler:
             for request_id, reason in aborts.items()
             for request in self._named(request_id)
         )
-
-    def _expire(self, now_ns: int) -> None:
-        """End those that wait for their first step longer than they may (R6)."""
-        deadlines = self.state.deadlines
-        while deadlines and deadlines[0][0] < now_ns:
-            _, _, request = heappop(deadlines)
-            if not request.has_started:
-                self._lifecycle.retire(request, FinishReason.DEADLINE, now_ns)
 
     # Planning
 
