@@ -37,16 +37,19 @@ def one_tick(plan: StepPlan) -> int:
 class SimulatedText:
     """A request's token ids, prompt and outputs, piece by piece; 32-bit integers.
 
-    `output_tokens` is the number of outputs after which the model ends by itself.
+    `output_tokens` is the number of outputs after which the model ends by itself; the last piece
+    are those of the first sample, `other_outputs` those of the others.
     """
 
     pieces: tuple[Piece, ...]
     output_tokens: int
+    other_outputs: tuple[Piece, ...] = ()
 
-    def read(self, start: int, stop: int) -> bytes:
-        """Give the ids [start, stop) as little-endian 32-bit integers."""
+    def read(self, start: int, stop: int, sample: int = 0) -> bytes:
+        """Give the ids [start, stop) of a sample as little-endian 32-bit integers."""
         ids = array("i")
-        for piece in self.pieces:
+        outputs = self.other_outputs[sample - 1] if sample else self.pieces[-1]
+        for piece in (*self.pieces[:-1], outputs):
             if stop <= 0:
                 break
             if start < len(piece):
@@ -83,7 +86,7 @@ class SimulatedExecutor:
 
     def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
         """Give token ids as bytes (scheduler.plan.TokenStore)."""
-        return _text_of(payload).read(start, stop)
+        return _text_of(payload).read(start, stop, sample)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Let one pass go by; gives who ended by itself in it."""

@@ -1,7 +1,8 @@
 """What happened in a run: counters and one record a request, folded from events.
 
 A request that only decodes costs nothing here: gaps between tokens are counted by step, not by
-request. Times are those of the events: boundaries on the clock of steps. Called by the run loop;
+request. Times are those of the events: boundaries on the clock of steps. A request with n > 1 has a
+record for each sample besides, from its arrival on; its own is their sum. Called by the run loop;
 read by the summary.
 """
 
@@ -15,6 +16,7 @@ from everbatch.base.events import (
     Event,
     Finished,
     Preempted,
+    SampleFinished,
     StepRan,
 )
 from everbatch.scheduler.scheduler import Scheduler
@@ -28,6 +30,8 @@ class RequestRecord:
     """One request's life. Times are ends of steps and boundaries; None: not yet, or never."""
 
     spec: RequestSpec
+    samples: "dict[str, RequestRecord]" = field(default_factory=dict)
+    """With n > 1: the records of its samples by their ids."""
     rejected: str | None = None
     started_at: int | None = None
     """The boundary before the first step with a token of it."""
@@ -45,6 +49,41 @@ class RequestRecord:
     preempted_at: int | None = None
     """Since when it waits to come back."""
     preempted_wait: int = 0
+
+    @property
+    def streams(self) -> "list[RequestRecord]":
+        """Those under whose ids tokens come: the samples, or the request itself."""
+        return list(self.samples.values()) or [self]
+
+    def sum_up(self) -> None:
+        """Make the record of a request with samples what they add up to."""
+        samples = self.samples.values()
+        if not samples:
+            return
+        if self.state != "FINISHED":
+            self.state = min((sample.state for sample in samples), key=_BY_PROGRESS.index)
+        self.output_tokens = sum(sample.output_tokens for sample in samples)
+        self.num_preemptions = sum(sample.num_preemptions for sample in samples)
+        self.recomputed_tokens = sum(sample.recomputed_tokens for sample in samples)
+        self.cached_tokens = sum(sample.cached_tokens for sample in samples)
+        self.started_at = _earliest(sample.started_at for sample in samples)
+        self.first_token_at = _earliest(sample.first_token_at for sample in samples)
+
+    def waited_preempted(self, now: int) -> int:
+        """Give the time it waited to come back, until now if it still does; of all samples."""
+        if self.samples:
+            return sum(sample.waited_preempted(now) for sample in self.samples.values())
+        return self.preempted_wait + (
+            now - self.preempted_at if self.preempted_at is not None else 0
+        )
+
+
+_BY_PROGRESS = ("DECODE", "PREFILL", "PREEMPTED", "WAITING", "FINISHED")
+"""A request with samples is where its foremost live one is."""
+
+
+def _earliest(times: Iterable[int | None]) -> int | None:
+    return min((time for time in times if time is not None), default=None)
 
 
 @dataclass(slots=True)
@@ -68,6 +107,8 @@ class Accounts:
     def __init__(self, specs: Iterable[RequestSpec]) -> None:
         self.counters = Counters()
         self.records = {spec.id: RequestRecord(spec) for spec in specs}
+        self._streams = dict(self.records)
+        """By every id that events name: requests and samples."""
         self.token_gaps: dict[float, int] = {}
         """How often each time between two tokens of one request came."""
         self.last_pass_end = 0
@@ -81,14 +122,14 @@ class Accounts:
                 case Admitted():
                     self._fold_admitted(event)
                 case Decoding(emitted=True):
-                    record = self.records[event.id]
+                    record = self._streams[event.id]
                     record.first_token_at = record.last_token_at = event.t
                 case Preempted():
                     self._fold_preempted(event)
-                case Finished():
+                case Finished() | SampleFinished():
                     self._fold_finished(event)
                 case Arrived():
-                    self.records[event.id].state = "WAITING"
+                    self._fold_arrived(event)
                 case _:
                     pass
 
@@ -106,21 +147,35 @@ class Accounts:
     def settle(self, scheduler: Scheduler) -> None:
         """Bring the records of live requests up to date, at a boundary; O(live requests)."""
         for request in scheduler.state.requests.values():
-            record = self.records[request.id]
+            record = self._streams[request.id]
             record.state = request.status.value
             _, record.output_tokens = scheduler.progress(request)
             record.recomputed_tokens = request.num_recomputed_tokens
+        for record in self.records.values():
+            record.sum_up()
 
     def last_token_of(self, record: RequestRecord) -> int | None:
         """Give when a request emitted its last token so far."""
         return self.last_pass_end if record.is_decoding else record.last_token_at
 
+    def _fold_arrived(self, event: Arrived) -> None:
+        record = self.records[event.id]
+        record.state = "WAITING"
+        if event.samples > 1:
+            for sample in range(event.samples):
+                sample_id = f"{event.id}/{sample}"
+                record.samples[sample_id] = RequestRecord(record.spec)
+            self._streams.update(record.samples)
+
     def _fold_step(self, event: StepRan) -> None:
-        counters, gaps = self.counters, self.token_gaps
+        counters, gaps, streams = self.counters, self.token_gaps, self._streams
+        for request_id, _, _ in event.chunks:
+            if streams[request_id].started_at is None:
+                self._start(streams[request_id], event.start)
         for request_id in event.left:
-            self._stop_decoding(self.records[request_id])
+            self._stop_decoding(streams[request_id])
         for request_id in event.joined:
-            record = self.records[request_id]
+            record = streams[request_id]
             assert record.last_token_at is not None, "a request decodes without a first token"
             gap = event.t - record.last_token_at
             gaps[gap] = gaps.get(gap, 0) + 1
@@ -133,26 +188,33 @@ class Accounts:
         counters.useful_tokens += event.emitted
         counters.scheduled_tokens += event.tokens
 
+    def _start(self, record: RequestRecord, now: int) -> None:
+        """Note the first token of a prompt: all samples start with it."""
+        for stream in self.records[record.spec.id].streams:
+            stream.started_at = now
+
     def _fold_admitted(self, event: Admitted) -> None:
-        record = self.records[event.id]
+        record = self._streams[event.id]
         if not event.resumed:
-            record.started_at = event.t
             record.cached_tokens = event.cached_tokens
             self.counters.prefix_cache_hit_tokens += event.cached_tokens
         self._end_preempted_wait(record, event.t)
 
     def _fold_preempted(self, event: Preempted) -> None:
-        record = self.records[event.id]
+        if event.slot is None:
+            # Who waits already lost what it had kept: it was counted when it yielded.
+            return
+        record = self._streams[event.id]
         self._stop_decoding(record)
         record.num_preemptions += 1
         record.preempted_at = event.t
         self.counters.num_preemptions += 1
 
-    def _fold_finished(self, event: Finished) -> None:
-        record = self.records[event.id]
+    def _fold_finished(self, event: Finished | SampleFinished) -> None:
+        record = self._streams[event.id]
         self._stop_decoding(record)
         self._end_preempted_wait(record, event.t)
-        if event.output_tokens and record.first_token_at is None:
+        if event.output_tokens and record.first_token_at is None and not record.samples:
             # The first output was the last: it never decoded.
             record.first_token_at = record.last_token_at = event.t
         record.state, record.finish_reason = "FINISHED", event.reason

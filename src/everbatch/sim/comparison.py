@@ -81,7 +81,8 @@ def compare(a: Summary, b: Summary) -> Comparison:
         return result
     for request_id, in_a in a["requests"].items():
         in_b = b["requests"].get(request_id)
-        if in_b is not None:
+        # What samples fare, their request tells.
+        if in_b is not None and "sample_of" not in in_a:
             _sort_fate(result, _fate(request_id, in_a, in_b))
     # The sort is stable: equals stay in the order of the file.
     result.paying.sort(key=_severity, reverse=True)

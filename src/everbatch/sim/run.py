@@ -1,9 +1,9 @@
 """Runs a scenario: the production engine on the clock of steps.
 
 At each boundary, in this order: what the step before brought (the engine did that when the step
-ended), arrivals, aborts, then the next step is planned. A tick in which nothing can run passes all
-the same. Belongs here: the order of things and when a run ends. Not here: counting (accounts),
-writing (step_lines, event_body), token ids (texts).
+ended), arrivals, aborts, deadlines, then the next step is planned. A tick in which nothing can run
+passes all the same. Belongs here: the order of things and when a run ends. Not here: counting
+(accounts), writing (step_lines, event_body), token ids (texts).
 
 Several reporting points belong to one run. Those beyond its horizon are reached too, but what is
 written and the summary itself end at the horizon.
@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TextIO
 
 from everbatch.base.clock import VirtualClock
-from everbatch.base.errors import ConfigError
 from everbatch.base.events import Event, Preempted
 from everbatch.engine.engine import Engine, EngineRequest
 from everbatch.engine.sampling_params import SamplingParams
@@ -91,6 +90,8 @@ class SimulatedRun:
         while True:
             self._arrive()
             self._leave()
+            # Nobody plans at the horizon, but deadlines pass there too.
+            self.engine.scheduler.expire(self._clock.now_ns())
             self._report()
             if self._summary is not None and not self._points:
                 self._summary["horizons"] = self._horizons
@@ -234,7 +235,7 @@ def _by_time(entries: Iterable[tuple[int, RequestSpec]]) -> list[tuple[int, Requ
 
 
 def _engine_request(spec: RequestSpec, texts: TextMaker) -> EngineRequest:
-    request = EngineRequest(
+    return EngineRequest(
         id=spec.id,
         prompt_token_ids=texts.make(spec),
         num_prompt_tokens=spec.prompt.num_tokens,
@@ -242,17 +243,6 @@ def _engine_request(spec: RequestSpec, texts: TextMaker) -> EngineRequest:
         priority=spec.priority,
         tenant=spec.tenant,
         cache_salt=spec.cache_salt,
+        n=spec.num_samples,
+        deadline_ns=None if spec.deadline is None else spec.arrival + spec.deadline,
     )
-    if spec.deadline is not None:
-        _set(request, "deadline", spec.arrival + spec.deadline, spec)
-    if spec.num_samples != 1:
-        _set(request, "num_samples", spec.num_samples, spec)
-    return request
-
-
-def _set(request: EngineRequest, name: str, value: int, spec: RequestSpec) -> None:
-    """Set what not every version of the engine knows, or refuse it."""
-    if not hasattr(request, name):
-        word = "n" if name == "num_samples" else name
-        raise ConfigError(f"request {spec.id!r} has {word}, which is not supported yet")
-    setattr(request, name, value)

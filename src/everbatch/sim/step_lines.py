@@ -9,9 +9,12 @@ import json
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from everbatch.base.events import Admitted, Event, Finished, Preempted
-from everbatch.scheduler.plan import StepPlan
+from everbatch.base.events import Admitted, Event, Finished, Preempted, SampleFinished
+from everbatch.scheduler.plan import Deferral, StepPlan
+from everbatch.scheduler.request import Request
 from everbatch.scheduler.scheduler import Scheduler
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 class StepLines:
@@ -24,11 +27,15 @@ class StepLines:
         """A slot's place in the order of admission."""
         self._decodes: dict[int, None] = {}
         self._num_admitted = 0
+        self._preempted: list[str] = []
+        self._swapped: dict[str, None] = {}
+        """Who is in the host tier."""
         self._events: list[Event] = []
         """Since the last line: a preemption without a pass stands in the next line."""
 
     def planned(self, plan: StepPlan, step: int) -> None:
         """Step `step` begins: follow what the plan changes."""
+        self._preempted = [self._name(slot) for slot in plan.preempted]
         for slot in plan.released:
             if slot not in plan.masked:
                 self._slots[slot] = None
@@ -47,11 +54,9 @@ class StepLines:
 
     def ran(self, plan: StepPlan, step: int, scheduler: Scheduler) -> None:
         """A pass has ended at boundary `step`: write its line."""
-        line = json.dumps(
+        line = _ENCODER.encode(
             {"step": step, "t": step, **self._scheduled(plan), **self._changes()}
-            | self._counts(plan, scheduler),
-            separators=(",", ":"),
-            ensure_ascii=False,
+            | self._counts(plan, scheduler)
         )
         self._file.write(line + "\n")
         self._events.clear()
@@ -60,39 +65,66 @@ class StepLines:
         """An idle tick has no line."""
 
     def _scheduled(self, plan: StepPlan) -> dict[str, Any]:
-        """Name who got tokens: decodes in order of admission, then chunks in the plan's order."""
+        """Name who got tokens: decodes in order of admission, prompts begun, then the queue.
+
+        Samples that share a prompt get none of their own while one of them computes it, but each a
+        first output.
+        """
+        came = dict.fromkeys(admission.slot for admission in plan.admitted)
         decoding = sorted(self._decodes, key=self._admission_of.__getitem__)
-        decode = [self._name(slot) for slot in decoding]
-        prefill = {self._name(chunk.slot): chunk.count for chunk in plan.chunks}
-        first_tokens = [self._name(chunk.slot) for chunk in plan.chunks if chunk.emits]
+        tokens = dict.fromkeys((slot for slot in decoding if slot not in came), 1)
+        chunks = {chunk.slot: chunk.count for chunk in plan.chunks}
+        tokens.update((slot, count) for slot, count in chunks.items() if slot not in came)
+        # Who was swapped in may decode at once.
+        tokens.update(
+            (slot, chunks.get(slot, 1)) for slot in came if slot in chunks or slot in self._decodes
+        )
+        first_tokens = [
+            slot for chunk in plan.chunks if chunk.emits for slot in (chunk.slot, *chunk.followers)
+        ]
         return {
-            "scheduled": dict.fromkeys(decode, 1) | prefill,
-            "prefill": list(prefill),
-            "decode": decode,
-            "masked": [self._name(slot) for slot in plan.masked],
-            "emitted": dict.fromkeys([*decode, *first_tokens], 1),
+            "scheduled": {self._name(slot): count for slot, count in tokens.items()},
+            "prefill": self._names(chunks),
+            "decode": self._names(decoding),
+            "masked": self._names(plan.masked),
+            "emitted": dict.fromkeys(self._names([*decoding, *first_tokens]), 1),
         }
 
     def _changes(self) -> dict[str, list[str]]:
         """Name whom something happened to since the last line."""
-        admitted = [event for event in self._events if isinstance(event, Admitted)]
-        return {
-            "admitted": [event.id for event in admitted if not event.resumed],
-            "resumed": [event.id for event in admitted if event.resumed],
-            "preempted": [event.id for event in self._events if isinstance(event, Preempted)],
+        changes: dict[str, list[str]] = {
+            "admitted": [],
+            "resumed": [],
+            "preempted": self._preempted,
             "swapped_out": [],
             "swapped_in": [],
-            "finished": [event.id for event in self._events if isinstance(event, Finished)],
+            "finished": [],
         }
+        for event in self._events:
+            match event:
+                case Admitted():
+                    changes["resumed" if event.resumed else "admitted"].append(event.id)
+                    if event.id in self._swapped:
+                        changes["swapped_in"].append(event.id)
+                        del self._swapped[event.id]
+                case Preempted(way="swap"):
+                    changes["swapped_out"].append(event.id)
+                    self._swapped[event.id] = None
+                case Finished() | SampleFinished():
+                    changes["finished"].append(event.id)
+                    self._swapped.pop(event.id, None)
+                case _:
+                    pass
+        return changes
 
     def _counts(self, plan: StepPlan, scheduler: Scheduler) -> dict[str, Any]:
         """Count as of the step's end, after whoever ended has left; slots are those of the step."""
         state = scheduler.state
         deferred = sorted(scheduler.deferrals.current.items(), key=_by_arrival)
         return {
-            "deferred": {request.id: deferral.reason.value for request, deferral in deferred},
+            "deferred": {request.label: deferral.reason.value for request, deferral in deferred},
             "tokens": plan.num_tokens,
-            "waiting": len(state.requests) - state.num_running,
+            "waiting": state.num_waiting,
             "running": state.num_running,
             "slots": self._slots,
             "free_blocks": state.pool.num_free,
@@ -100,13 +132,14 @@ class StepLines:
             "used_blocks": state.pool.num_used,
         }
 
+    def _names(self, slots: Iterable[int]) -> list[str]:
+        return [self._name(slot) for slot in slots]
+
     def _name(self, slot: int) -> str:
         name = self._slots[slot]
         assert name is not None, "a plan names an empty slot"
         return name
 
 
-def _by_arrival(item: tuple[Any, Any]) -> int:
-    number = item[0].arrival_number
-    assert isinstance(number, int)
-    return number
+def _by_arrival(item: tuple[Request, Deferral]) -> tuple[int, int]:
+    return item[0].arrival_number, item[0].sample

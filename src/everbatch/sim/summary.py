@@ -60,10 +60,7 @@ def summary(accounts: Accounts, scenario: Scenario, digest: str) -> Summary:
             "digest": scenario.requests_digest(),
         },
         "horizons": {},
-        "requests": {
-            request_id: _request(record, accounts.counters.steps)
-            for request_id, record in accounts.records.items()
-        },
+        "requests": _requests(accounts),
     }
 
 
@@ -76,16 +73,20 @@ def _count_reasons(records: Iterable[RequestRecord]) -> dict[str, int]:
 
 
 def _latencies(accounts: Accounts) -> dict[str, dict[str, float | None]]:
-    """TTFT of all that emitted, ITL over all gaps, TPOT of two tokens or more, E2E of the ended."""
+    """TTFT of all that emitted, ITL over all gaps, TPOT of two tokens or more, E2E of the ended.
+
+    TTFT and E2E are a request's, ITL and TPOT those of each of its samples.
+    """
     ttft: list[float] = []
     tpot: list[float] = []
     e2e: list[float] = []
     for record in accounts.records.values():
         if record.first_token_at is not None:
             ttft.append(record.first_token_at - record.spec.arrival)
-            last = accounts.last_token_of(record)
-            if record.output_tokens >= 2 and last is not None:
-                tpot.append((last - record.first_token_at) / (record.output_tokens - 1))
+        for stream in record.streams:
+            last = accounts.last_token_of(stream)
+            if stream.first_token_at is not None and stream.output_tokens >= 2 and last is not None:
+                tpot.append((last - stream.first_token_at) / (stream.output_tokens - 1))
         if record.finish_reason in ("stop", "length") and record.finished_at is not None:
             e2e.append(record.finished_at - record.spec.arrival)
     return {
@@ -96,10 +97,19 @@ def _latencies(accounts: Accounts) -> dict[str, dict[str, float | None]]:
     }
 
 
+def _requests(accounts: Accounts) -> dict[str, Any]:
+    """Give an entry a request, and behind it one for each of its samples."""
+    now = accounts.counters.steps
+    entries: dict[str, Any] = {}
+    for request_id, record in accounts.records.items():
+        entries[request_id] = _request(record, now)
+        for sample_id, sample in record.samples.items():
+            entries[sample_id] = {**_request(sample, now), "sample_of": request_id}
+    return entries
+
+
 def _request(record: RequestRecord, now: int) -> dict[str, Any]:
     started = record.started_at
-    # Whoever still waits to come back has waited until now.
-    open_wait = now - record.preempted_at if record.preempted_at is not None else 0
     return {
         "state": record.state,
         "finish_reason": record.finish_reason,
@@ -108,7 +118,7 @@ def _request(record: RequestRecord, now: int) -> dict[str, Any]:
         "first_token_step": record.first_token_at,
         "finished_step": record.finished_at,
         "queue_wait": started - record.spec.arrival if started is not None else None,
-        "preempted_wait": record.preempted_wait + open_wait,
+        "preempted_wait": record.waited_preempted(now),
         "output_tokens": record.output_tokens,
         "cached_tokens": record.cached_tokens,
         "num_preemptions": record.num_preemptions,

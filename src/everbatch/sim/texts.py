@@ -39,8 +39,9 @@ class TextMaker:
                 pieces.append(self._take(segment.tokens))
             else:
                 pieces.append(self._streams[segment.text][: segment.tokens])
-        pieces.append(self._take(min(spec.output_tokens, spec.max_tokens)))
-        return SimulatedText(tuple(pieces), spec.output_tokens)
+        num_outputs = min(spec.output_tokens, spec.max_tokens)
+        outputs = [self._take(num_outputs) for _ in range(spec.num_samples)]
+        return SimulatedText((*pieces, outputs[0]), spec.output_tokens, tuple(outputs[1:]))
 
     def _take(self, count: int) -> range:
         if self._next_id + count > 0:

@@ -4,12 +4,12 @@ Belongs here: names, defaults and types of the options, which are a public forma
 values are possible, alone and together; SchedulerConfig decides that. Called by scenario.py.
 """
 
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from everbatch.base.errors import ConfigError
-from everbatch.scheduler.config import SchedulerConfig
-from everbatch.workload.fields import Fields, shown
+from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
+from everbatch.workload.fields import Fields
 
 SIZES = ("max_num_seqs", "max_num_batched_tokens", "num_blocks")
 """Options without a default: a scenario must give them."""
@@ -47,22 +47,25 @@ _KINDS = {
 }
 
 
-def read_engine(table: object) -> SchedulerConfig:
-    """Read [engine]; ConfigError names the option that is unknown, missing or impossible."""
+def read_engine(
+    table: object,
+    tenants: Mapping[str, TenantConfig],
+    costs_of: Callable[[int], PreemptionCosts],
+) -> SchedulerConfig:
+    """Read [engine]; ConfigError names the option that is unknown, missing or impossible.
+
+    `costs_of(block_size)` gives what preemption_mode auto compares, from [hardware] and [model]; it
+    is called in that mode only.
+    """
     section = Fields(table, "[engine]", OPTIONS)
     for name in SIZES:
         section.required(name, "a scenario must give the sizes")
-    options = {name: _typed(section, name) for name in OPTIONS if name in section}
-    known = {field.name for field in fields(SchedulerConfig)}
-    for name, value in options.items():
-        if name not in known and value != DEFAULTS[name]:
-            raise ConfigError(
-                f"[engine] {name} is {shown(value)}, but this version has {name} "
-                f"{shown(DEFAULTS[name])} only"
-            )
-    given: dict[str, Any] = {**DEFAULTS, **options}
+    given: dict[str, Any] = {**DEFAULTS}
+    given.update((name, _typed(section, name)) for name in OPTIONS if name in section)
     try:
-        return SchedulerConfig(**{name: value for name, value in given.items() if name in known})
+        if given["preemption_mode"] == "auto":
+            given["preemption_costs"] = costs_of(given["block_size"])
+        return SchedulerConfig(**given, tenants=tenants)
     except ConfigError as error:
         raise ConfigError(f"[engine] {error}") from error
 

@@ -11,45 +11,27 @@ other clocks, traces and synthetic arrivals ([workload]).
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 from everbatch.base.errors import ConfigError
-from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.config import SchedulerConfig, TenantConfig
 from everbatch.workload.engine_section import read_engine
 from everbatch.workload.fields import MAX_INTEGER, Fields, is_writable, shown
+from everbatch.workload.presets import (
+    HARDWARE_SIZES,
+    MODEL_SIZES,
+    PresetSpec,
+    preemption_costs,
+    read_preset,
+)
 from everbatch.workload.requests import RequestSpec, TimeReader, read_requests
 
 MAX_FILE_BYTES = 256 << 20
 
 SECTIONS = ("engine", "clock", "hardware", "model", "run", "tenants", "requests", "workload")
 CLOCKS = ("steps", "nominal", "roofline", "calibrated")
-HARDWARE_SIZES = ("flops", "memory_bandwidth", "memory", "pcie_bandwidth")
-MODEL_SIZES = (
-    "num_params",
-    "num_layers",
-    "num_kv_heads",
-    "head_dim",
-    "hidden_size",
-    "bytes_per_value",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class TenantSpec:
-    """A tenant's share (a weight above 0) and its rate limit (0: none)."""
-
-    weight: float = 1.0
-    max_requests_per_minute: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PresetSpec:
-    """[hardware] or [model]: the name of a known one, or its sizes in SI units."""
-
-    name: str = ""
-    sizes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +55,6 @@ class Scenario:
     requests: tuple[RequestSpec, ...]
     run: RunSpec = field(default_factory=RunSpec)
     clock: str = "steps"
-    tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
     hardware: PresetSpec | None = None
     model: PresetSpec | None = None
 
@@ -133,15 +114,20 @@ def build_scenario(data: object, name: str) -> Scenario:
         )
     tables.required("requests", "at least one [[requests]]")
     read_time = _time_reader(clock)
+    hardware = read_preset(tables, "hardware", HARDWARE_SIZES)
+    model = read_preset(tables, "model", MODEL_SIZES)
     return Scenario(
         name=name,
-        engine=read_engine(tables.get("engine")),
+        engine=read_engine(
+            tables.get("engine"),
+            _read_tenants(tables),
+            lambda block_size: preemption_costs(hardware, model, block_size),
+        ),
         requests=read_requests(tables.get("requests"), read_time),
         run=_read_run(tables, read_time),
         clock=clock,
-        tenants=_read_tenants(tables),
-        hardware=_read_preset(tables, "hardware", HARDWARE_SIZES),
-        model=_read_preset(tables, "model", MODEL_SIZES),
+        hardware=hardware,
+        model=model,
     )
 
 
@@ -215,41 +201,22 @@ def _read_run(tables: Fields, read_time: TimeReader) -> RunSpec:
     return RunSpec(horizon, tuple(sorted(set(points))), seed)
 
 
-def _read_tenants(tables: Fields) -> Mapping[str, TenantSpec]:
+def _read_tenants(tables: Fields) -> Mapping[str, TenantConfig]:
     if "tenants" not in tables:
         return {}
     given = tables.get("tenants")
     if not isinstance(given, Mapping):
         raise ConfigError(f"[tenants] must be a table, not {shown(given)}")
-    tenants: dict[str, TenantSpec] = {}
+    tenants: dict[str, TenantConfig] = {}
     for name, table in given.items():
         if not is_writable(name):
             raise ConfigError(f"[tenants] has the name {shown(name)}, with a lone surrogate")
         section = Fields(table, f"[tenants] {name}", ("weight", "max_requests_per_minute"))
-        tenants[name] = TenantSpec(
-            section.number("weight", 1.0, 0.0, above_low=True),
-            section.integer_or("max_requests_per_minute", 0),
-        )
-        if tenants[name] != TenantSpec() and "tenants" not in _engine_options():
+        if section.integer_or("max_requests_per_minute", 0):
             raise ConfigError(
-                f"[tenants] {name} is {tenants[name]}, but this version has neither weights nor "
-                "rate limits"
+                f"[tenants] {name} max_requests_per_minute is "
+                f"{shown(section.get('max_requests_per_minute'))}, but on the clock of steps a "
+                "step has no length, so there are no minutes: leave it at 0"
             )
+        tenants[name] = TenantConfig(section.number("weight", 1.0, 0.0, above_low=True))
     return tenants
-
-
-def _engine_options() -> set[str]:
-    return {option.name for option in fields(SchedulerConfig)}
-
-
-def _read_preset(tables: Fields, key: str, sizes: tuple[str, ...]) -> PresetSpec | None:
-    if key not in tables:
-        return None
-    section = Fields(tables.get(key), f"[{key}]", ("name", *sizes))
-    name = section.text("name", "", may_be_empty=False)
-    given = {
-        size: section.number(size, 0.0, 0.0, above_low=True) for size in sizes if size in section
-    }
-    if not name and not given:
-        raise ConfigError(f"[{key}] lacks name, or {', '.join(sizes)}")
-    return PresetSpec(name, given)
