@@ -119,19 +119,33 @@ def chunk_blocks(start: int, count: int, num_held: int, block_size: int) -> int:
     return div_ceil(start + count, block_size) - num_held
 
 
-def peak_blocks(futures: Sequence[tuple[int, int, int]], block_size: int) -> int:
+@dataclass(slots=True, frozen=True)
+class Future:
+    """A running request: its tokens in the cache once its prompt is done, and what is to come."""
+
+    tokens: int
+    outputs_to_come: int
+    num_samples: int = 1
+    num_shared_blocks: int = 0
+    """The prompt's full blocks, which all samples read while they are one request."""
+
+    def blocks_after(self, steps: int, block_size: int) -> int:
+        """Give the blocks held after so many steps more, if it has not ended by then."""
+        each = blocks_for(self.tokens + steps, block_size)
+        return each + (self.num_samples - 1) * (each - self.num_shared_blocks)
+
+
+def peak_blocks(futures: Sequence[Future], block_size: int) -> int:
     """Give the most blocks that requests hold at any time if all run to their limits.
 
-    `futures`: (tokens in the cache now, outputs still to come, samples). After t more steps a
-    request holds the blocks of its tokens + t, until its outputs have come. The sum is largest
-    just before somebody ends. O(n²). Source: LightLLM's future peak, in blocks.
+    The sum is largest just before somebody ends. O(n²). Source: LightLLM's future peak, in blocks.
     """
     peak = 0
-    for ahead in sorted({remaining for _, remaining, _ in futures}):
+    for ahead in sorted({future.outputs_to_come for future in futures}):
         held = sum(
-            samples * blocks_for(tokens + ahead, block_size)
-            for tokens, remaining, samples in futures
-            if remaining >= ahead
+            future.blocks_after(ahead, block_size)
+            for future in futures
+            if future.outputs_to_come >= ahead
         )
         peak = max(peak, held)
     return peak

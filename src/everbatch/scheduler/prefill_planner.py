@@ -6,7 +6,7 @@ Works on a draft, inside the pools' transactions; changes no request. Called by 
 from collections.abc import Sequence
 
 from everbatch.kv_cache.arithmetic import blocks_for
-from everbatch.scheduler.admission import chunk_blocks, chunk_size, peak_blocks
+from everbatch.scheduler.admission import Future, chunk_blocks, chunk_size, peak_blocks
 from everbatch.scheduler.backfill import SafeBackfill
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
@@ -325,12 +325,15 @@ class PrefillPlanner:
         held_now = sum(self._blocks.held(draft, other) for other in running)
         return peak - held_now - num_held
 
-    def _future(self, draft: Draft, request: Request) -> tuple[int, int, int]:
-        """Give (tokens in the cache once its prompt is done, outputs to come, samples)."""
+    def _future(self, draft: Draft, request: Request) -> Future:
         ran = self._state.decodes.progress(request)
         num_outputs = request.num_output_tokens + ran
-        context = request.num_prompt_tokens + max(0, num_outputs - 1)
-        return context, request.max_tokens - max(1, num_outputs), request.num_slots
+        return Future(
+            tokens=request.num_prompt_tokens + max(0, num_outputs - 1),
+            outputs_to_come=request.max_tokens - max(1, num_outputs),
+            num_samples=request.num_slots,
+            num_shared_blocks=request.num_prompt_tokens // self._config.block_size,
+        )
 
     def _available(self, draft: Draft, hits: Sequence[int]) -> int:
         """Count the blocks that an admission may use, the hits it reads not among them."""
