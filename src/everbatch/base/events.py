@@ -73,7 +73,11 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A live request got no token, for another reason than the last time."""
+    """A live request got no token, for another reason than the last time.
+
+    `behind` is the request whose obstacle it is, where it is not its own. `lacking_*` is what it
+    would have needed more, at its turn in the plan, to get a token in that step: all of it.
+    """
 
     kind: ClassVar[str] = "deferred"
     t: int
@@ -82,6 +86,10 @@ class Deferred:
     reason: str
     needed: int
     available: int
+    behind: str | None = None
+    lacking_slots: int = 0
+    lacking_tokens: int = 0
+    lacking_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,7 @@ class Preempted:
 
     `way` is recompute, tail (the head's blocks are kept) or swap; `slot` is null where a request
     that waits already loses what it had kept. The costs are those that mode auto compared.
+    `requester` needed the blocks (`needed` of them), itself perhaps; null: nobody could run.
     """
 
     kind: ClassVar[str] = "preempted"
@@ -102,6 +111,8 @@ class Preempted:
     way: str = "recompute"
     swap_ns: int | None = None
     recompute_ns: int | None = None
+    requester: str | None = None
+    needed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 Works on a draft, inside the pools' transactions; changes no request. Called by the planners.
 """
 
+from dataclasses import replace
+
 from everbatch.kv_cache.arithmetic import blocks_for, blocks_for_life
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft, Yield, YieldKind
@@ -81,7 +83,8 @@ class BlockLedger:
                 victim = self.newest_tail_holder(draft)
             if victim is None:
                 return None
-            self.retract(draft, victim, count + self.entitled(draft, request))
+            shortage = count + self.entitled(draft, request)
+            self.retract(draft, victim, shortage, requester=request, num_needed=count)
             if victim is request:
                 return None
 
@@ -105,10 +108,18 @@ class BlockLedger:
         holders = [r for r in self._state.tail_holders if r not in victims and r not in admitted]
         return max(holders, key=lambda r: (r.arrival_number, r.sample), default=None)
 
-    def retract(self, draft: Draft, victim: Request, shortage: int) -> None:
+    def retract(
+        self,
+        draft: Draft,
+        victim: Request,
+        shortage: int,
+        requester: Request | None = None,
+        num_needed: int = 0,
+    ) -> None:
         """Take back everything this plan gave a holder, and the blocks that its way to yield costs.
 
-        `shortage` is what is to become allocatable, for those who give up only their tails.
+        `shortage` is what is to become allocatable, for those who give up only their tails;
+        `requester` needs `num_needed` of it.
         """
         state = self._state
         chunk = draft.chunks.pop(victim, None)
@@ -120,7 +131,8 @@ class BlockLedger:
         draft.joined.pop(victim, None)
         draft.left.pop(victim, None)
         draft.deferred.pop(victim, None)
-        draft.victims[victim] = self._yield_blocks(draft, victim, shortage)
+        way = self._yield_blocks(draft, victim, shortage)
+        draft.victims[victim] = replace(way, requester=requester, num_needed=num_needed)
         if victim.chain is not None:
             state.pool.forget_entries(victim.chain, len(draft.victims[victim].kept_blocks))
 

@@ -5,7 +5,7 @@ Works on a draft, inside the pools' transactions; changes no request. Called by 
 
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
-from everbatch.scheduler.draft import Draft
+from everbatch.scheduler.draft import Draft, IsNews, Lack
 from everbatch.scheduler.plan import Deferral, DeferReason
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
@@ -14,8 +14,15 @@ from everbatch.scheduler.state import SchedulerState
 class DecodePlanner:
     """Decodes go on by themselves: only what is due, joins or leaves is looked at."""
 
-    def __init__(self, config: SchedulerConfig, state: SchedulerState, blocks: BlockLedger) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        state: SchedulerState,
+        blocks: BlockLedger,
+        is_news: IsNews,
+    ) -> None:
         self._config = config
+        self._is_news = is_news
         self._state = state
         self._blocks = blocks
 
@@ -52,6 +59,19 @@ class DecodePlanner:
             draft.num_decodes += 1
             budget_left -= 1
         draft.joined = dict.fromkeys(sorted(draft.joined, key=_by_admission))
+
+    def note_lacks(self, draft: Draft, held_back: list[Request]) -> None:
+        """Say what each that is still held back lacks: tokens for those before it in turn too."""
+        tokens = needed = 0
+        for request in held_back:
+            deferral = draft.deferred.get(request)
+            if deferral is None or deferral.reason is DeferReason.KV_BUDGET:
+                continue
+            tokens += 1
+            needed += self._is_full(request) or self._shares_tail(request)
+            if self._is_news(request, deferral.reason):
+                spare = self._state.pool.num_allocatable - self._blocks.entitled(draft, request)
+                draft.lacks[request] = Lack(tokens=tokens, blocks=max(0, needed - max(0, spare)))
 
     def _rotate(self, draft: Draft, limit: int) -> list[Request]:
         """Let the longest unserved decode when not all fit; gives the others, in turn."""

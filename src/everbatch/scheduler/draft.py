@@ -3,6 +3,7 @@
 Plain records; whoever reads `plan.StepPlan` reads the same in an executor's terms.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -47,6 +48,22 @@ class Yield:
     """(device block, host block), for SWAP."""
     costs_ns: tuple[int, int] | None = None
     """(swap, recompute) as compared by preemption_mode auto."""
+    requester: Request | None = None
+    """Who needed the blocks, `num_needed` of them; None: it yields because nobody could run."""
+    num_needed: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Lack:
+    """What a request would have needed more, at its turn in the plan, to get a token."""
+
+    slots: int = 0
+    tokens: int = 0
+    blocks: int = 0
+
+
+IsNews = Callable[[Request, DeferReason], bool]
+"""Whether that reason is another one than the last that was logged for the request."""
 
 
 BEHIND_HEAD = Deferral(DeferReason.BEHIND_HEAD, 0, 0)
@@ -68,6 +85,10 @@ class Draft:
     left: dict[Request, None] = field(default_factory=dict)
     victims: dict[Request, Yield] = field(default_factory=dict)
     deferred: dict[Request, Deferral] = field(default_factory=dict)
+    lacks: dict[Request, Lack] = field(default_factory=dict)
+    """Of those, who waits for another reason than before and lacks more than that one says."""
+    head: Request | None = None
+    """The first of the queue that did not fit."""
     rest_of_queue: Deferral = BEHIND_HEAD
     """Why those of the queue wait that are not named in `deferred`."""
     num_decodes: int = 0

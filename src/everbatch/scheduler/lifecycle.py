@@ -161,6 +161,8 @@ class Lifecycle:
                 way=way.kind.value,
                 swap_ns=swap_ns,
                 recompute_ns=recompute_ns,
+                requester=_requester(way),
+                needed=way.num_needed,
             )
         )
         match way.kind:
@@ -346,8 +348,8 @@ class Lifecycle:
                 computed_tokens=computed,
                 blocks=way.num_freed,
                 way=way.kind.value,
-                swap_ns=None,
-                recompute_ns=None,
+                requester=_requester(way),
+                needed=way.num_needed,
             )
         )
 
@@ -458,6 +460,10 @@ def _group_finished(group: SampleGroup, now_ns: int, step: int) -> Finished:
         recomputed_tokens=sum(sample.num_recomputed_tokens for sample in group.ended),
         preemptions=sum(sample.num_preemptions for sample in group.ended),
     )
+
+
+def _requester(way: Yield) -> str | None:
+    return None if way.requester is None else way.requester.id
 
 
 def _slot(request: Request) -> int:

@@ -42,6 +42,8 @@ class Deferral:
     reason: DeferReason
     needed: int
     available: int
+    behind: str | None = None
+    """Whose obstacle it is, where it is not the request's own."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,7 +12,7 @@ what they leave goes back to the decodes. Called by Scheduler.schedule.
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.decode_planner import DecodePlanner
-from everbatch.scheduler.draft import Draft
+from everbatch.scheduler.draft import Draft, IsNews
 from everbatch.scheduler.plan import TokenStore
 from everbatch.scheduler.prefill_planner import PrefillPlanner
 from everbatch.scheduler.request import Request
@@ -22,12 +22,18 @@ from everbatch.scheduler.state import SchedulerState
 class Planner:
     """Plans steps over one state."""
 
-    def __init__(self, config: SchedulerConfig, state: SchedulerState, tokens: TokenStore) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        state: SchedulerState,
+        tokens: TokenStore,
+        is_news: IsNews,
+    ) -> None:
         self._config = config
         self._state = state
         self.blocks = BlockLedger(config, state, state.policy)
-        self._decodes = DecodePlanner(config, state, self.blocks)
-        self._prefills = PrefillPlanner(config, state, tokens, self.blocks)
+        self._decodes = DecodePlanner(config, state, self.blocks, is_news)
+        self._prefills = PrefillPlanner(config, state, tokens, self.blocks, is_news)
 
     def plan(self) -> Draft:
         """Decide the next step; the pools' transactions must be open."""
@@ -39,6 +45,7 @@ class Planner:
         self._prefills.plan_admissions(draft)
         if held_back:
             self._decodes.give_back(draft, held_back)
+            self._decodes.note_lacks(draft, held_back)
         self._prefills.read_filling(draft)
         return draft
 

@@ -3,16 +3,16 @@
 Works on a draft, inside the pools' transactions; changes no request. Called by Planner.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from everbatch.kv_cache.arithmetic import blocks_for
-from everbatch.scheduler.admission import Future, chunk_blocks, chunk_size, peak_blocks
+from everbatch.scheduler.admission import chunk_blocks, chunk_size
 from everbatch.scheduler.backfill import SafeBackfill
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
-from everbatch.scheduler.draft import BEHIND_HEAD, Draft, DraftChunk
+from everbatch.scheduler.draft import BEHIND_HEAD, Draft, DraftChunk, IsNews, Lack
+from everbatch.scheduler.gate import AdmissionGate
 from everbatch.scheduler.plan import Deferral, DeferReason, TokenStore
-from everbatch.scheduler.preemption import is_protected
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
 
@@ -26,12 +26,15 @@ class PrefillPlanner:
         state: SchedulerState,
         tokens: TokenStore,
         blocks: BlockLedger,
+        is_news: IsNews,
     ) -> None:
         self._config = config
         self._state = state
         self._pool = state.pool
         self._tokens = tokens
         self._blocks = blocks
+        self._is_news = is_news
+        self._gate = AdmissionGate(config, state, blocks)
         self._backfill = SafeBackfill(config, state, blocks)
 
     def usable_share(self, tokens: int) -> int:
@@ -91,24 +94,26 @@ class PrefillPlanner:
         for request in self._state.prefilling:
             if request in draft.deferred:
                 # Who has begun is not overtaken, though the head may need fewer blocks.
-                self._end_scan(draft, queue.peek(self._step), draft.deferred[request])
+                draft.head = queue.peek(self._step)
+                assert draft.head is not None
+                shared = replace(draft.deferred[request], behind=request.label)
+                draft.deferred[draft.head] = shared
+                self._end_scan(draft, shared)
                 return
         draft.num_promised_blocks = sum(
             self._blocks.still_needed(draft, request) for request in self._state.prefilling
         )
-        head: Request | None = None
         for request in queue.in_order(self._step, lambda r: _granted(draft, r)):
-            if head is not None and not self._may_pass(draft, request, head):
+            if draft.head is not None and not self._may_pass(draft, request, draft.head):
                 draft.deferred[request] = BEHIND_HEAD
                 continue
             obstacle = self._try_admit(draft, request)
             if obstacle is None:
                 continue
-            head = request if head is None else head
+            self._defer(draft, request, obstacle)
             if self._scan_is_over(draft, obstacle):
-                self._end_scan(draft, request, obstacle)
+                self._end_scan(draft, replace(obstacle, behind=request.label))
                 return
-            draft.deferred[request] = obstacle
 
     def read_blocks(self, request: Request, num_blocks: int) -> None:
         """Let the request's chain know its first `num_blocks` full blocks; reads nothing twice."""
@@ -143,11 +148,11 @@ class PrefillPlanner:
         remaining = request.prefill_target - start
         budget_left = self._budget_for(draft, request)
         if not self._may_chunk(request) and remaining > budget_left:
-            draft.deferred[request] = Deferral(DeferReason.TOKEN_BUDGET, remaining, budget_left)
+            self._defer_begun(draft, request, remaining, budget_left)
             return
         count = chunk_size(remaining, budget_left, self._config)
         if count <= 0:
-            draft.deferred[request] = Deferral(DeferReason.TOKEN_BUDGET, remaining, budget_left)
+            self._defer_begun(draft, request, remaining, budget_left)
             return
         num_held = len(request.block_table)
         needed = chunk_blocks(start, count, num_held, self._config.block_size)
@@ -173,8 +178,8 @@ class PrefillPlanner:
         count = chunk_size(remaining, budget_left, self._config)
         num_held = len(request.block_table) + len(hits)
         needed = chunk_blocks(start, count, num_held, self._config.block_size)
-        gate = self._gate(draft, request, num_held, needed)
-        available = self._available(draft, hits)
+        gate = self._gate.needed(draft, request, num_held, needed)
+        available = self._gate.available(draft, hits)
         if gate > available:
             return Deferral(DeferReason.KV_BUDGET, gate, available)
         self._admit(draft, request, hits)
@@ -200,8 +205,8 @@ class PrefillPlanner:
             count = chunk_size(remaining, budget_left, self._config)
         num_back = len(request.host_blocks)
         needed = chunk_blocks(request.num_computed_tokens, count, num_back, block_size)
-        gate = self._gate(draft, request, 0, num_back + needed)
-        available = self._available(draft, [])
+        gate = self._gate.needed(draft, request, 0, num_back + needed)
+        available = self._gate.available(draft, [])
         if gate > available:
             return Deferral(DeferReason.KV_BUDGET, gate, available)
         self._admit(draft, request, [])
@@ -232,13 +237,13 @@ class PrefillPlanner:
             slots_left = len(self._state.free_slots) - draft.num_slots_taken
             if request.num_slots > slots_left:
                 obstacle = Deferral(DeferReason.SEQUENCE_BUDGET, request.num_slots, slots_left)
-                self._end_scan(draft, request, obstacle)
+                self._defer(draft, request, obstacle)
                 return
             hits = self._find_prefix(request)
-            gate = self._reserve_gate(draft, request, len(hits))
+            gate = self._gate.whole_life(draft, request, len(hits))
             available = self._pool.num_allocatable - self._pool.num_unread(hits)
             if gate > available:
-                self._end_scan(draft, request, Deferral(DeferReason.KV_BUDGET, gate, available))
+                self._defer(draft, request, Deferral(DeferReason.KV_BUDGET, gate, available))
                 return
             self._admit(draft, request, hits)
             self._grant_first(draft, request, len(hits) * self._config.block_size)
@@ -250,7 +255,7 @@ class PrefillPlanner:
         fits = self._may_chunk(request) or remaining <= budget_left
         count = chunk_size(remaining, budget_left, self._config) if fits else 0
         if count <= 0:
-            draft.deferred[request] = Deferral(DeferReason.TOKEN_BUDGET, remaining, budget_left)
+            self._defer_begun(draft, request, remaining, budget_left)
             return
         num_held = start // self._config.block_size
         blocks = self._pool.allocate(chunk_blocks(start, count, num_held, self._config.block_size))
@@ -281,66 +286,6 @@ class PrefillPlanner:
     def _may_chunk(self, request: Request) -> bool:
         """A rebuild may always be chunked, else a history longer than a step never came back."""
         return self._config.enable_chunked_prefill or request.is_rebuilding
-
-    def _gate(self, draft: Draft, request: Request, num_held: int, chunk_need: int) -> int:
-        """Give the allocatable blocks that admission asks for (R16).
-
-        "now": those of this chunk. "prompt": those of the whole history (and the pending output),
-        plus what prefills admitted before still need for theirs, so that admitted prompts never
-        fight over blocks. "peak": what all together hold at most if everybody runs to max_tokens.
-        "reserve", and for whoever may not be preempted any more: the whole life, and everybody
-        else's. The watermark comes on top while anybody holds a slot.
-        """
-        config = self._config
-        if config.admission == "reserve" or is_protected(request, config):
-            gate = self._reserve_gate(draft, request, num_held)
-        elif config.admission == "prompt":
-            gate = blocks_for(request.num_context_tokens, config.block_size) - num_held
-            gate += draft.num_promised_blocks
-        elif config.admission == "peak":
-            gate = max(chunk_need, self._peak_gate(draft, request, num_held))
-        else:
-            gate = chunk_need
-        if self._state.num_running > 0 or draft.admitted:
-            gate += config.watermark_blocks
-        return gate
-
-    def _reserve_gate(self, draft: Draft, request: Request, num_held: int) -> int:
-        """Give the blocks of a whole life; what others may claim is not available anyhow."""
-        gate = self._blocks.life(request) - num_held
-        if self._config.batching == "static":
-            gate += sum(
-                self._blocks.life(other) - self._blocks.held(draft, other)
-                for other in draft.admitted
-            )
-        return gate
-
-    def _peak_gate(self, draft: Draft, request: Request, num_held: int) -> int:
-        """Give what must be allocatable now so that the largest future sum fits the pool."""
-        others = [r for r in self._state.slots if r is not None and not r.is_follower]
-        running = [*(r for r in others if r not in draft.victims), *draft.admitted]
-        peak = peak_blocks(
-            [self._future(draft, other) for other in (*running, request)], self._config.block_size
-        )
-        held_now = sum(self._blocks.held(draft, other) for other in running)
-        return peak - held_now - num_held
-
-    def _future(self, draft: Draft, request: Request) -> Future:
-        ran = self._state.decodes.progress(request)
-        num_outputs = request.num_output_tokens + ran
-        return Future(
-            tokens=request.num_prompt_tokens + max(0, num_outputs - 1),
-            outputs_to_come=request.max_tokens - max(1, num_outputs),
-            num_samples=request.num_slots,
-            num_shared_blocks=request.num_prompt_tokens // self._config.block_size,
-        )
-
-    def _available(self, draft: Draft, hits: Sequence[int]) -> int:
-        """Count the blocks that an admission may use, the hits it reads not among them."""
-        available = self._pool.num_allocatable - self._pool.num_unread(hits)
-        if self._config.max_preemptions or self._config.admission == "reserve":
-            available -= self._blocks.entitled(draft)
-        return max(0, available)
 
     def _find_prefix(self, request: Request) -> list[int]:
         """Find the cached blocks a waiting request can read; at least one token stays to do."""
@@ -379,12 +324,58 @@ class PrefillPlanner:
         slots_left = len(self._state.free_slots) - draft.num_slots_taken
         return budget_left <= 0 or slots_left <= 0 or self._pool.num_allocatable == 0
 
-    def _end_scan(self, draft: Draft, request: Request | None, obstacle: Deferral) -> None:
-        """Note why the scan ended at `request`; with backfill the others lack the same."""
-        if request is not None:
-            draft.deferred[request] = obstacle
+    def _end_scan(self, draft: Draft, obstacle: Deferral) -> None:
+        """Note why the scan ended; with greedy backfill that is why the others wait."""
         if self._config.backfill == "greedy":
             draft.rest_of_queue = obstacle
+
+    def _defer(self, draft: Draft, request: Request, obstacle: Deferral) -> None:
+        """Let a request of the queue wait, and find out all that it lacks where that is news."""
+        draft.head = draft.head or request
+        draft.deferred[request] = obstacle
+        if obstacle.reason is not DeferReason.KV_BUDGET and self._is_news(request, obstacle.reason):
+            draft.lacks[request] = self._lack(draft, request)
+
+    def _lack(self, draft: Draft, request: Request) -> Lack:
+        """Say what a request of the queue would need more, now, to be admitted with a token."""
+        hits = [] if request.host_blocks else self._find_prefix(request)
+        start = request.num_computed_tokens
+        if not request.host_blocks:
+            start = (len(request.block_table) + len(hits)) * self._config.block_size
+        remaining = max(1, request.prefill_target - start)
+        least = 1 if self._may_chunk(request) else remaining
+        budget_left = self._budget_for(draft, request)
+        count = chunk_size(remaining, max(least, budget_left), self._config)
+        needed = blocks_for(start + count, self._config.block_size)
+        num_held = len(request.block_table) + len(hits)
+        return Lack(
+            slots=max(0, request.num_slots - len(self._state.free_slots) + draft.num_slots_taken),
+            tokens=max(0, least - budget_left),
+            blocks=max(0, self._missing_blocks(draft, request, hits, needed - num_held)),
+        )
+
+    def _missing_blocks(
+        self, draft: Draft, request: Request, hits: list[int], chunk_need: int
+    ) -> int:
+        num_held = len(request.block_table) + len(hits)
+        if self._config.batching == "static":
+            available = self._pool.num_allocatable - self._pool.num_unread(hits)
+            return self._gate.whole_life(draft, request, num_held) - available
+        gate = self._gate.needed(draft, request, num_held, chunk_need)
+        return gate - self._gate.available(draft, hits)
+
+    def _defer_begun(self, draft: Draft, request: Request, remaining: int, left: int) -> None:
+        """Let a prefill that has begun wait for tokens; says what it lacks where that is news."""
+        draft.deferred[request] = Deferral(DeferReason.TOKEN_BUDGET, remaining, left)
+        if not self._is_news(request, DeferReason.TOKEN_BUDGET):
+            return
+        start, held = request.num_computed_tokens, self._blocks.held(draft, request)
+        least = 1 if self._may_chunk(request) else remaining
+        needed = chunk_blocks(start, least, held, self._config.block_size)
+        allocatable = self._pool.num_allocatable - self._blocks.entitled(draft, request)
+        draft.lacks[request] = Lack(
+            tokens=max(1, least - left), blocks=max(0, needed - max(0, allocatable))
+        )
 
 
 def _granted(draft: Draft, request: Request) -> int:

@@ -3,12 +3,13 @@
 Changes no request. Called by the scheduler and the lifecycle.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from everbatch.base.events import Arrived, Deferred, Event, Rejected, StepRan
 from everbatch.kv_cache.block_pool import BlockPool
 from everbatch.scheduler.admission import Rejection
-from everbatch.scheduler.draft import BEHIND_HEAD, Draft
+from everbatch.scheduler.draft import BEHIND_HEAD, Draft, Lack
 from everbatch.scheduler.plan import Deferral, DeferReason, StepPlan
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
@@ -30,6 +31,11 @@ class DeferralLog:
         self._head: Request | None = None
         self._rest = BEHIND_HEAD
 
+    def is_news(self, request: Request, reason: DeferReason) -> bool:
+        """Whether a reason is another one than the last that was logged for the request."""
+        known = self.current.get(request)
+        return known is None or known.reason is not reason
+
     def note_waiting(self, request: Request) -> None:
         """A request has come, or come back, into the queue."""
         self.current.pop(request, None)
@@ -45,13 +51,14 @@ class DeferralLog:
 
     def report(self, draft: Draft, step: int, now_ns: int) -> None:
         """Log whom a plan left without a token, where the reason is not the last one logged."""
-        for request, deferral in draft.deferred.items():
-            self._defer(request, deferral, step, now_ns)
         queue = self._state.policy.queue
-        head = queue.peek(self._state.decodes.num_steps)
+        head = draft.head or queue.peek(self._state.decodes.num_steps)
+        place = _Place(step, now_ns, None if head is None else head.label, draft.lacks)
+        for request, deferral in draft.deferred.items():
+            self._defer(request, deferral, place)
         if draft.victims and head is not None:
             # Nobody is admitted in a step that preempted; the head may be a victim itself.
-            self._defer(head, Deferral(DeferReason.COOLDOWN, 0, 0), step, now_ns)
+            self._defer(head, Deferral(DeferReason.COOLDOWN, 0, 0), place)
         rest_changed = draft.rest_of_queue.reason is not self._rest.reason
         if not self._newcomers and head is self._head and not rest_changed:
             return
@@ -59,7 +66,7 @@ class DeferralLog:
             if request not in draft.deferred and request in queue:
                 skip_head = request is head and draft.rest_of_queue is BEHIND_HEAD
                 if not skip_head:
-                    self._defer(request, draft.rest_of_queue, step, now_ns)
+                    self._defer(request, draft.rest_of_queue, place)
         self._newcomers.clear()
         self._head = head
         self._rest = draft.rest_of_queue
@@ -74,12 +81,46 @@ class DeferralLog:
         if self._head is not None:
             yield self._head
 
-    def _defer(self, request: Request, deferral: Deferral, step: int, now_ns: int) -> None:
-        known = self.current.get(request)
+    def _defer(self, request: Request, deferral: Deferral, place: "_Place") -> None:
+        is_news = self.is_news(request, deferral.reason)
         self.current[request] = deferral
-        if known is None or known.reason is not deferral.reason:
-            reason, needed, available = deferral.reason.value, deferral.needed, deferral.available
-            self._events.append(Deferred(now_ns, step, request.label, reason, needed, available))
+        if not is_news:
+            return
+        behind = deferral.behind
+        if deferral is BEHIND_HEAD:
+            behind = place.head
+        lack = place.lacks.get(request) or _lack_of(deferral)
+        self._events.append(
+            Deferred(
+                t=place.now_ns,
+                step=place.step,
+                id=request.label,
+                reason=deferral.reason.value,
+                needed=deferral.needed,
+                available=deferral.available,
+                behind=behind,
+                lacking_slots=lack.slots,
+                lacking_tokens=lack.tokens,
+                lacking_blocks=lack.blocks,
+            )
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class _Place:
+    """What the deferrals of one step have in common."""
+
+    step: int
+    now_ns: int
+    head: str | None
+    lacks: Mapping[Request, Lack]
+
+
+def _lack_of(deferral: Deferral) -> Lack:
+    """Give what a request lacks whose reason is the last one that could bind: blocks alone."""
+    if deferral.reason is DeferReason.KV_BUDGET and deferral.behind is None:
+        return Lack(blocks=deferral.needed - deferral.available)
+    return Lack()
 
 
 def arrived_event(request: Request, num_samples: int, now_ns: int) -> Arrived:

@@ -51,7 +51,7 @@ class Scheduler:
         self.state = SchedulerState.empty(config)
         self._events: list[Event] = []
         self.deferrals = DeferralLog(self.state, self._events)
-        self._planner = Planner(config, self.state, tokens)
+        self._planner = Planner(config, self.state, tokens, self.deferrals.is_news)
         self._lifecycle = Lifecycle(config, self.state, self._planner, self.deferrals, self._events)
         self._plan: StepPlan | None = None
         self._draft: Draft | None = None

@@ -112,6 +112,13 @@ class RateLimits:
             arrivals.popleft()
         return len(arrivals)
 
+    def wait_ns(self, tenant: str, now_ns: int) -> int:
+        """Give how long a tenant must wait until one more request is accepted."""
+        limit = self.limit(tenant)
+        if not limit or self.recent(tenant, now_ns) < limit:
+            return 0
+        return self._arrivals[tenant][0] + RATE_WINDOW_NS - now_ns
+
     def accept(self, tenant: str, now_ns: int) -> None:
         """Note an accepted arrival."""
         if self.limit(tenant):

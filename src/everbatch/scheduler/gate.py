@@ -1,0 +1,85 @@
+"""How many blocks must be allocatable for a request to be admitted, and how many are.
+
+Pure reckoning over a draft; takes nothing. Called by PrefillPlanner.
+"""
+
+from collections.abc import Sequence
+
+from everbatch.kv_cache.arithmetic import blocks_for
+from everbatch.scheduler.admission import Future, peak_blocks
+from everbatch.scheduler.block_ledger import BlockLedger
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.draft import Draft
+from everbatch.scheduler.preemption import is_protected
+from everbatch.scheduler.request import Request
+from everbatch.scheduler.state import SchedulerState
+
+
+class AdmissionGate:
+    """The option `admission`, in blocks (R16)."""
+
+    def __init__(self, config: SchedulerConfig, state: SchedulerState, blocks: BlockLedger) -> None:
+        self._config = config
+        self._state = state
+        self._pool = state.pool
+        self._blocks = blocks
+
+    def needed(self, draft: Draft, request: Request, num_held: int, chunk_need: int) -> int:
+        """Give the allocatable blocks that admission asks for (R16).
+
+        "now": those of this chunk. "prompt": those of the whole history (and the pending output),
+        plus what prefills admitted before still need for theirs, so that admitted prompts never
+        fight over blocks. "peak": what all together hold at most if everybody runs to max_tokens.
+        "reserve", and for whoever may not be preempted any more: the whole life, and everybody
+        else's. The watermark comes on top while anybody holds a slot.
+        """
+        config = self._config
+        if config.admission == "reserve" or is_protected(request, config):
+            gate = self.whole_life(draft, request, num_held)
+        elif config.admission == "prompt":
+            gate = blocks_for(request.num_context_tokens, config.block_size) - num_held
+            gate += draft.num_promised_blocks
+        elif config.admission == "peak":
+            gate = max(chunk_need, self._peak(draft, request, num_held))
+        else:
+            gate = chunk_need
+        if self._state.num_running > 0 or draft.admitted:
+            gate += config.watermark_blocks
+        return gate
+
+    def whole_life(self, draft: Draft, request: Request, num_held: int) -> int:
+        """Give the blocks of a whole life; what others may claim is not available anyhow."""
+        gate = self._blocks.life(request) - num_held
+        if self._config.batching == "static":
+            gate += sum(
+                self._blocks.life(other) - self._blocks.held(draft, other)
+                for other in draft.admitted
+            )
+        return gate
+
+    def _peak(self, draft: Draft, request: Request, num_held: int) -> int:
+        """Give what must be allocatable now so that the largest future sum fits the pool."""
+        others = [r for r in self._state.slots if r is not None and not r.is_follower]
+        running = [*(r for r in others if r not in draft.victims), *draft.admitted]
+        peak = peak_blocks(
+            [self._future(draft, other) for other in (*running, request)], self._config.block_size
+        )
+        held_now = sum(self._blocks.held(draft, other) for other in running)
+        return peak - held_now - num_held
+
+    def _future(self, draft: Draft, request: Request) -> Future:
+        ran = self._state.decodes.progress(request)
+        num_outputs = request.num_output_tokens + ran
+        return Future(
+            tokens=request.num_prompt_tokens + max(0, num_outputs - 1),
+            outputs_to_come=request.max_tokens - max(1, num_outputs),
+            num_samples=request.num_slots,
+            num_shared_blocks=request.num_prompt_tokens // self._config.block_size,
+        )
+
+    def available(self, draft: Draft, hits: Sequence[int]) -> int:
+        """Count the blocks that an admission may use, the hits it reads not among them."""
+        available = self._pool.num_allocatable - self._pool.num_unread(hits)
+        if self._config.max_preemptions or self._config.admission == "reserve":
+            available -= self._blocks.entitled(draft)
+        return max(0, available)
