@@ -139,9 +139,10 @@ class SpeakingExecutor:
     before_pass: Callable[[int], None] = lambda number: None
     gate: Gate = field(default_factory=Gate)
     num_passes: int = 0
-    _slots: dict[int, EngineRequest] = field(default_factory=dict)
+    _slots: dict[int, "Speaker"] = field(default_factory=dict)
     _decodes: dict[int, None] = field(default_factory=dict)
     _outputs: dict[str, list[int]] = field(default_factory=dict)
+    """By the ids under which they come."""
 
     @property
     def tokens(self) -> "SpeakingExecutor":
@@ -163,9 +164,13 @@ class SpeakingExecutor:
             del self._decodes[slot]
         for admission in plan.admitted:
             assert isinstance(admission.payload, EngineRequest)
-            self._slots[admission.slot] = admission.payload
+            self._slots[admission.slot] = Speaker(
+                admission.request_id, admission.payload, admission.sample
+            )
         self._decodes.update(dict.fromkeys(plan.joined))
-        return self._say([chunk.slot for chunk in plan.chunks if chunk.emits] + [*self._decodes])
+        emitting = [chunk for chunk in plan.chunks if chunk.emits]
+        first = [slot for chunk in emitting for slot in (chunk.slot, *chunk.followers)]
+        return self._say([*first, *self._decodes])
 
     def reset(self) -> None:
         self._slots.clear()
@@ -175,23 +180,41 @@ class SpeakingExecutor:
         outcome = StepOutcome()
         said = [self._next(self._slots[slot]) for slot in slots]
         for slot, token_id in zip(slots, said, strict=True):
-            sampling = self._slots[slot].sampling
+            sampling = self._slots[slot].request.sampling
             is_eos = token_id == EOS and not sampling.ignore_eos
             if is_eos or token_id in sampling.stop_token_ids:
                 outcome.stopped.append(slot)
-        requests = [self._slots[slot] for slot in slots]
-        logprobs = [_logprobs(one, token) for one, token in zip(requests, said, strict=True)]
-        outcome.tokens = EmittedTokens([one.id for one in requests], said, logprobs)
+        speakers = [self._slots[slot] for slot in slots]
+        logprobs = [
+            _logprobs(one.request, token) for one, token in zip(speakers, said, strict=True)
+        ]
+        outcome.tokens = EmittedTokens([one.id for one in speakers], said, logprobs)
         return outcome
 
-    def _next(self, request: EngineRequest) -> int:
-        outputs = self._outputs.setdefault(request.id, [])
-        script = [*self.reply(prompt_of(request)).encode(), EOS]
+    def _next(self, speaker: "Speaker") -> int:
+        outputs = self._outputs.setdefault(speaker.id, [])
+        request = speaker.request
+        said = self.reply(prompt_of(request))
+        script = [*sample_reply(said, speaker.sample).encode(), EOS]
         if request.sampling.ignore_eos:
             outputs.append(script[len(outputs) % (len(script) - 1)])
         else:
             outputs.append(script[len(outputs)])
         return outputs[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Who holds a slot."""
+
+    id: str
+    request: EngineRequest
+    sample: int
+
+
+def sample_reply(reply: str, sample: int) -> str:
+    """What the toy model makes of a reply in one of several samples; the first says it as it is."""
+    return reply if sample == 0 else f"#{sample} {reply}"
 
 
 def prompt_of(request: EngineRequest) -> list[int]:

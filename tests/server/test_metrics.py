@@ -7,10 +7,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from server.fakes import async_test, eventually, in_process, make_harness, reply_to
 
+from everbatch.base.events import Admitted, Arrived, Deferred, Preempted, SampleFinished
 from everbatch.base.units import NS_PER_S
 from everbatch.engine.metrics import EngineStats
 from everbatch.server.metrics import Histogram, ServerMetrics
 from everbatch.server.status_line import StatusLine
+from everbatch.server.waiting import WaitingReasons
 
 COMPLETIONS = "/v1/completions"
 
@@ -76,6 +78,120 @@ async def test_gauges_tell_who_runs_and_who_waits() -> None:
     assert (samples["num_requests_running"], samples["num_requests_waiting"]) == (2, 1)
     # Two blocks of 64 hold the prompts.
     assert samples["kv_cache_usage_perc"] == 2 / 64
+
+
+@async_test
+async def test_waiting_requests_are_told_by_what_they_lack() -> None:
+    harness = make_harness(max_num_seqs=2)
+    async with in_process(harness) as client:
+        harness.executor.before_pass = lambda number: harness.gate.shut() if number == 2 else None
+        body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 3, "ignore_eos": True}
+        task = asyncio.create_task(client.post(COMPLETIONS, json=body))
+        await harness.gate.reached()
+        await eventually(lambda: harness.engine.stats.num_running == 2)
+        during = await _samples(client)
+        harness.gate.open()
+        await task
+        after = await _samples(client)
+
+    name = "num_requests_waiting_by_reason"
+    # The head lacks a slot, the other stands behind it.
+    assert (during[f"{name}/sequence_budget"], during[f"{name}/behind_head"]) == (1, 1)
+    assert during["num_requests_waiting"] == 2
+    assert sum(value for key, value in after.items() if key.startswith(name)) == 0
+
+
+def test_reasons_follow_requests_through_their_lives() -> None:
+    def deferred(request_id: str, reason: str) -> Deferred:
+        return Deferred(t=0, step=1, id=request_id, reason=reason, needed=1, available=0)
+
+    def admitted(request_id: str) -> Admitted:
+        return Admitted(
+            t=0,
+            step=1,
+            id=request_id,
+            slot=0,
+            prompt_tokens=1,
+            cached_tokens=0,
+            computed_tokens=0,
+            resumed=False,
+        )
+
+    def arrived(request_id: str) -> Arrived:
+        return Arrived(
+            t=0, id=request_id, prompt_tokens=1, max_tokens=1, priority=0, tenant="", samples=2
+        )
+
+    def waiting() -> dict[str, int]:
+        return {reason: count for reason, count in reasons.counts().items() if count}
+
+    reasons = WaitingReasons()
+    reasons.fold([arrived("a"), deferred("a", "behind_head"), deferred("a", "kv_budget")])
+    assert waiting() == {"kv_budget": 1}
+    # Two samples take their slots; one that holds a slot does not wait, though it is deferred.
+    reasons.fold([admitted("a/0"), admitted("a/1"), deferred("a/0", "prefill_share")])
+    assert waiting() == {}
+    reasons.fold([preempted("a/1", "swap", slot=1), deferred("a/1", "cooldown")])
+    assert waiting() == {"cooldown": 1}
+    reasons.fold([ended("a/1", "abort")])
+    assert waiting() == {}
+
+
+def preempted(request_id: str, way: str, slot: int | None) -> Preempted:
+    return Preempted(t=0, step=1, id=request_id, slot=slot, computed_tokens=4, blocks=1, way=way)
+
+
+def ended(request_id: str, reason: str) -> SampleFinished:
+    return SampleFinished(
+        t=0,
+        step=1,
+        id=request_id,
+        reason=reason,
+        output_tokens=0,
+        cached_tokens=0,
+        recomputed_tokens=0,
+        preemptions=0,
+    )
+
+
+def test_preemptions_are_counted_by_way_and_once() -> None:
+    metrics = ServerMetrics("m", EngineStats())
+    metrics.fold_events(
+        [
+            preempted("a", "swap", slot=0),
+            preempted("b", "tail", slot=1),
+            preempted("c", "tail", slot=2),
+            # It waits already and loses what it had kept.
+            preempted("b", "recompute", slot=None),
+        ]
+    )
+
+    text = metrics.exposition().decode()
+    name = "everbatch:num_preemptions_by_way_total"
+    assert f'{name}{{model_name="m",way="swap"}} 1.0' in text
+    assert f'{name}{{model_name="m",way="tail"}} 2.0' in text
+    assert 'way="recompute"' not in text
+
+
+@async_test
+async def test_samples_count_as_one_request() -> None:
+    harness = make_harness()
+    async with in_process(harness) as client:
+        await client.post(COMPLETIONS, json={"prompt": "abc", "n": 3, "max_tokens": 4})
+        samples = await _samples(client)
+
+    wanted = {
+        "prompt_tokens_total": 3,
+        "generation_tokens_total": 12,
+        "request_success_total/length": 1,
+        "time_to_first_token_seconds_count": 1,
+        "inter_token_latency_seconds_count": 9,
+        "e2e_request_latency_seconds_count": 1,
+        "request_queue_time_seconds_count": 1,
+        "request_prompt_tokens_sum": 3,
+        "request_generation_tokens_sum": 12,
+    }
+    assert wanted == {name: samples[name] for name in wanted}
 
 
 @async_test

@@ -57,6 +57,11 @@ class EngineRequest:
     executor_state: dict[int, object] = field(default_factory=dict)
     """What the executor remembers of each sample while it holds no slot."""
 
+    @property
+    def sample_ids(self) -> list[str]:
+        """The ids under which its tokens come."""
+        return [self.id] if self.n == 1 else [f"{self.id}/{k}" for k in range(self.n)]
+
 
 @dataclass(slots=True, frozen=True)
 class EngineLimits:
@@ -139,8 +144,13 @@ class Engine:
         request.arrival_number = core_request.arrival_number
         return rejection
 
+    def tenant_wait_ns(self, tenant: str) -> int:
+        """Give how long until a tenant's rate lets one more request in."""
+        return self.scheduler.state.rates.wait_ns(tenant, self._clock.now_ns())
+
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request at the next step boundary; unknown ids are left alone."""
+        """End a request, or one sample of it, at the next step boundary; unknown ids are left
+        alone."""
         self.scheduler.abort(request_id, reason, self._clock.now_ns())
 
     @property

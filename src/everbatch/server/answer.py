@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from everbatch.base.units import NS_PER_S
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.scheduler.request import FinishReason
@@ -56,7 +57,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Answering:
-    """One HTTP request with its engine requests, one a choice."""
+    """One HTTP request with its engine requests, one a prompt; each gives n choices."""
 
     served: Served
     common: Common
@@ -66,14 +67,29 @@ class Answering:
     channel: Channel
     generations: list[Generation] = field(default_factory=list)
 
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.common.sampling.n
+
     def engine_id(self, index: int) -> str:
+        """Give the engine's id for a prompt."""
         return self.head.id if len(self.prompts) == 1 else f"{self.head.id}-{index}"
 
     def submit(self, choices: Sequence[Choice]) -> None:
-        """Hand all prompts to the engine, or none."""
-        self.generations = [self._generation(index, one) for index, one in enumerate(choices)]
-        requests = [self._engine_request(index) for index in range(len(self.prompts))]
-        self.served.engine.submit(list(zip(requests, self.generations, strict=True)))
+        """Hand all prompts to the engine, or none. Choices: those of the first prompt first."""
+        now_ns, n = self.served.clock.now_ns(), self.common.sampling.n
+        submitted = []
+        for index, prompt in enumerate(self.prompts):
+            request = self._engine_request(index, now_ns)
+            generations = [
+                self._generation(prompt, choice, sample_id)
+                for choice, sample_id in zip(
+                    choices[index * n : (index + 1) * n], request.sample_ids, strict=True
+                )
+            ]
+            self.generations += generations
+            submitted.append((request, generations))
+        self.served.engine.submit(submitted)
 
     def let_go(self) -> None:
         """Abort whatever the engine still has of this request."""
@@ -84,28 +100,32 @@ class Answering:
         return Usage(
             sum(len(prompt.token_ids) for prompt in self.prompts),
             sum(generation.num_output_tokens for generation in self.generations),
+            sum(generation.num_cached_tokens for generation in self.generations),
         )
 
-    def _generation(self, index: int, choice: Choice) -> Generation:
-        sampling = self.prompts[index].sampling
-        engine, engine_id = self.served.engine, self.engine_id(index)
+    def _generation(self, prompt: Prompt, choice: Choice, sample_id: str) -> Generation:
+        engine = self.served.engine
         return Generation(
             choice,
-            TextStream(self.served.tokenizer, sampling),
+            TextStream(self.served.tokenizer, prompt.sampling),
             self.channel,
-            lambda reason: engine.abort(engine_id, reason),
+            lambda reason: engine.abort(sample_id, reason),
             self.api.prompt_field,
         )
 
-    def _engine_request(self, index: int) -> EngineRequest:
-        prompt = self.prompts[index]
+    def _engine_request(self, index: int, now_ns: int) -> EngineRequest:
+        prompt, max_wait_s = self.prompts[index], self.common.max_wait_s
         return EngineRequest(
             id=self.engine_id(index),
             prompt_token_ids=np.asarray(prompt.token_ids, dtype=np.int32),
             num_prompt_tokens=len(prompt.token_ids),
             sampling=prompt.sampling,
             priority=self.common.priority,
+            tenant=self.common.tenant or "",
             cache_salt=self.common.cache_salt,
+            n=prompt.sampling.n,
+            arrival_ns=now_ns,
+            deadline_ns=None if max_wait_s is None else now_ns + int(max_wait_s * NS_PER_S),
         )
 
 
@@ -113,7 +133,7 @@ async def answer_whole(request: Request, answering: Answering) -> Response:
     """Give the whole answer when the last choice has ended; raises ApiError or ClientLeft."""
     api, channel = answering.api, answering.channel
     choices = [
-        CollectedChoice(api, index, _logprobs(answering)) for index in range(len(answering.prompts))
+        CollectedChoice(api, index, _logprobs(answering)) for index in range(answering.num_choices)
     ]
     watcher = asyncio.create_task(watch_client(request.receive, channel))
     try:
@@ -133,7 +153,7 @@ async def answer_stream(request: Request, answering: Answering) -> Response:
     channel = answering.channel
     choices = [
         StreamedChoice(events, index, _logprobs(answering), channel)
-        for index in range(len(answering.prompts))
+        for index in range(answering.num_choices)
     ]
     watcher = asyncio.create_task(watch_client(request.receive, channel))
     try:

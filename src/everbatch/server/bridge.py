@@ -15,16 +15,27 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
+from math import ceil
 
 from everbatch.base.clock import Clock
 from everbatch.base.events import Admitted
+from everbatch.base.units import NS_PER_S, div_ceil
 from everbatch.engine.engine import Engine, EngineRequest, StepResult, TokenOutput
 from everbatch.engine.metrics import EngineStats
-from everbatch.scheduler.admission import Rejection
+from everbatch.scheduler.admission import Rejection, RejectReason
 from everbatch.scheduler.request import FinishReason
 from everbatch.server.errors import unavailable
 from everbatch.server.inbox import Inbox, Mail
+from everbatch.server.live import (
+    Ending,
+    Failed,
+    Finished,
+    LiveRequest,
+    LiveRequests,
+    LiveSample,
+    Receiver,
+    Refused,
+)
 from everbatch.server.metrics import ServerMetrics
 
 logger = logging.getLogger("everbatch.server")
@@ -32,42 +43,8 @@ logger = logging.getLogger("everbatch.server")
 # Steps that the engine may run ahead of an event loop that is busy; then it waits.
 MAX_BATCHES_UNREAD = 8
 THREAD_JOIN_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The request ended in the engine's own way."""
-
-    reason: FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The engine would not take the request."""
-
-    rejection: Rejection
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The engine broke; `message` is for the client."""
-
-    message: str
-
-
-Ending = Finished | Refused | Failed
-
-
-class Receiver(Protocol):
-    """Whoever waits for a request's tokens. Called on the event loop, in order; must not block."""
-
-    def push(self, output: TokenOutput, *, is_stop_token: bool) -> None:
-        """Take one token; `is_stop_token`: it ended the request and is no text."""
-        ...
-
-    def end(self, ending: Ending) -> None:
-        """Learn how it ended. Called once, and last, unless the receiver aborted."""
-        ...
+# What a client that was refused is told to wait.
+MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
 
 class EngineState(Enum):
@@ -79,21 +56,10 @@ class EngineState(Enum):
 
 
 @dataclass(slots=True)
-class _Live:
-    """A request between submission and its end, with what the metrics need."""
-
-    receiver: Receiver
-    num_prompt_tokens: int
-    arrival_ns: int
-    last_token_ns: int | None = None
-    num_output_tokens: int = 0
-
-
-@dataclass(slots=True)
 class _Batch:
     """All that one turn of the engine thread brought."""
 
-    rejections: list[tuple[str, Rejection]]
+    refused: list[tuple[str, Refused]]
     result: StepResult | None
     stats: EngineStats
 
@@ -115,7 +81,7 @@ class AsyncEngine:
         self._engine = engine
         self._clock = clock
         self._inbox = Inbox(max_pending_requests, MAX_BATCHES_UNREAD)
-        self._live: dict[str, _Live] = {}
+        self._live = LiveRequests()
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -135,10 +101,11 @@ class AsyncEngine:
         self.state = EngineState.RUNNING
         self._thread.start()
 
-    def submit(self, requests: Sequence[tuple[EngineRequest, Receiver]]) -> None:
-        """Hand requests over, all or none; raises ApiError 503 when they cannot be taken now.
+    def submit(self, requests: Sequence[tuple[EngineRequest, Sequence[Receiver]]]) -> None:
+        """Hand requests over, all or none, each with a receiver for every sample; raises ApiError
+        503 when they cannot be taken now.
 
-        A refusal by the engine comes later, as the receiver's ending. Ids must be new.
+        A refusal by the engine comes later, as the receivers' ending. Ids must be new.
         """
         self.check_accepting()
         if not self._inbox.put_adds([request for request, _ in requests]):
@@ -148,9 +115,9 @@ class AsyncEngine:
                 "server_overloaded",
             )
         now_ns = self._clock.now_ns()
-        for request, receiver in requests:
-            assert request.id not in self._live
-            self._live[request.id] = _Live(receiver, request.num_prompt_tokens, now_ns)
+        for request, receivers in requests:
+            live = LiveRequest(request.id, request.num_prompt_tokens, now_ns)
+            self._live.add(live, zip(request.sample_ids, receivers, strict=True))
         self._idle.clear()
 
     def check_accepting(self) -> None:
@@ -161,21 +128,22 @@ class AsyncEngine:
             raise unavailable("the server is shutting down", "shutting_down")
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
-        """End a live request without calling its receiver; otherwise do nothing."""
-        live = self._live.get(request_id)
-        if live is None:
-            return
-        self._inbox.put_abort(request_id, reason)
-        self._forget(request_id, live, reason)
+        """End a live request, or one sample of it, without calling its receivers; otherwise do
+        nothing."""
+        samples = self._live.named(request_id)
+        if samples:
+            self._inbox.put_abort(request_id, reason)
+        for sample in samples:
+            self._forget(sample, reason)
 
     @property
     def num_live(self) -> int:
         """Requests between their submission and their end."""
-        return len(self._live)
+        return self._live.num_requests
 
-    def max_output_tokens(self, num_prompt_tokens: int) -> int:
+    def max_output_tokens(self, num_prompt_tokens: int, n: int) -> int:
         """Give what max_model_len and the pool leave for outputs; below 1: there is no room."""
-        return self._engine.max_output_tokens(num_prompt_tokens)
+        return self._engine.max_output_tokens(num_prompt_tokens, n)
 
     def begin_drain(self) -> None:
         """Take no new requests from now on; those that run go on."""
@@ -188,9 +156,9 @@ class AsyncEngine:
 
     def abort_all(self) -> None:
         """End every live request with reason abort; the receivers are told."""
-        for request_id in list(self._live):
+        for request_id in self._live.request_ids():
             self._inbox.put_abort(request_id, FinishReason.ABORT)
-            self._end(request_id, Finished(FinishReason.ABORT))
+        self._end_all(Finished(FinishReason.ABORT))
 
     def abandon(self) -> None:
         """End what is live; do not wait for the step that runs."""
@@ -226,13 +194,19 @@ class AsyncEngine:
     def _turn(self, mail: Mail) -> _Batch:
         for request_id, reason in mail.aborts:
             self._engine.abort(request_id, reason)
-        rejections: list[tuple[str, Rejection]] = []
+        refused: list[tuple[str, Refused]] = []
         for request in mail.adds:
             rejection = self._engine.add(request)
             if rejection is not None:
-                rejections.append((request.id, rejection))
+                refused.append((request.id, self._refused(request, rejection)))
         result = self._engine.step(self._inbox.take_aborts) if self._engine.has_work else None
-        return _Batch(rejections, result, self._engine.stats())
+        return _Batch(refused, result, self._engine.stats())
+
+    def _refused(self, request: EngineRequest, rejection: Rejection) -> Refused:
+        if rejection.reason is RejectReason.TENANT_RATE:
+            wait_s = div_ceil(self._engine.tenant_wait_ns(request.tenant), NS_PER_S)
+            return Refused(rejection, max(MIN_RETRY_S, wait_s))
+        return Refused(rejection, None)
 
     def _tell_last_aborts(self) -> None:
         """Let the engine, and its event log, know how its last requests ended."""
@@ -258,80 +232,119 @@ class AsyncEngine:
         self._inbox.batch_read()
         self.stats = batch.stats
         self.metrics.fold_stats(batch.stats)
-        for request_id, rejection in batch.rejections:
-            self._end(request_id, Refused(rejection))
+        for request_id, refused in batch.refused:
+            self._refuse(request_id, refused)
         if batch.result is None:
             return
         self._deliver_result(batch.result)
 
     def _deliver_result(self, result: StepResult) -> None:
         now_ns = self._clock.now_ns()
-        self._observe_queue_times(result)
+        self.metrics.fold_events(result.events)
+        self._tell_admissions(result)
         stopped = {
             request_id for request_id, reason in result.finished if reason is FinishReason.STOP
         }
         for output in result.outputs:
-            live = self._live.get(output.request_id)
-            if live is not None:
-                self._push(live, output, now_ns, output.request_id in stopped)
+            sample = self._live.sample(output.request_id)
+            if sample is not None:
+                self._push(sample, output, now_ns, output.request_id in stopped)
         if result.error is not None:
             logger.error("a step failed, its requests end: %s", result.error)
         for request_id, reason in result.finished:
+            # A request with several samples has ended with the last of them.
+            sample = self._live.sample(request_id)
+            if sample is None:
+                continue
             if reason is FinishReason.ERROR and result.error is not None:
-                self._end(request_id, Failed(f"the step failed: {result.error}"))
+                self._end(sample, Failed(f"the step failed: {result.error}"))
             else:
-                self._end(request_id, Finished(reason))
+                self._end(sample, Finished(reason))
 
-    def _observe_queue_times(self, result: StepResult) -> None:
+    def _tell_admissions(self, result: StepResult) -> None:
         for event in result.events:
-            if isinstance(event, Admitted) and not event.resumed:
-                live = self._live.get(event.id)
-                if live is not None:
-                    self.metrics.queue_time.observe((event.t - live.arrival_ns) * 1e-9)
+            # The sample that computes the prompt speaks for all.
+            if isinstance(event, Admitted) and not event.resumed and event.prompt_tokens:
+                sample = self._live.sample(event.id)
+                if sample is not None:
+                    waited_ns = event.t - sample.request.arrival_ns
+                    self.metrics.queue_time.observe(waited_ns / NS_PER_S)
+                    sample.receiver.admitted(event.cached_tokens)
 
-    def _push(self, live: _Live, output: TokenOutput, now_ns: int, is_stop_token: bool) -> None:
-        if live.last_token_ns is None:
-            self.metrics.time_to_first_token.observe((now_ns - live.arrival_ns) * 1e-9)
-        else:
-            self.metrics.inter_token_latency.observe((now_ns - live.last_token_ns) * 1e-9)
-        live.last_token_ns = now_ns
-        live.num_output_tokens += 1
+    def _push(
+        self, sample: LiveSample, output: TokenOutput, now_ns: int, is_stop_token: bool
+    ) -> None:
+        request = sample.request
+        if sample.last_token_ns is not None:
+            gap_ns = now_ns - sample.last_token_ns
+            self.metrics.inter_token_latency.observe(gap_ns / NS_PER_S)
+        elif request.num_output_tokens == 0:
+            ttft_ns = now_ns - request.arrival_ns
+            self.metrics.time_to_first_token.observe(ttft_ns / NS_PER_S)
+        sample.last_token_ns = now_ns
+        request.num_output_tokens += 1
         try:
-            live.receiver.push(output, is_stop_token=is_stop_token)
+            sample.receiver.push(output, is_stop_token=is_stop_token)
         except Exception:  # The request's border: one bad text must not end the others.
-            logger.exception("request %s: a token could not be turned into text", output.request_id)
-            self._inbox.put_abort(output.request_id, FinishReason.ERROR)
-            self._end(output.request_id, Failed("a token could not be turned into text"))
+            logger.exception("request %s: a token could not be turned into text", sample.id)
+            self._inbox.put_abort(sample.id, FinishReason.ERROR)
+            self._end(sample, Failed("a token could not be turned into text"))
 
-    def _end(self, request_id: str, ending: Ending) -> None:
-        live = self._live.get(request_id)
-        if live is None:
-            return
+    def _end(self, sample: LiveSample, ending: Ending) -> None:
+        """End a sample that is live, and tell its receiver."""
         match ending:
             case Finished(reason):
-                self._forget(request_id, live, reason)
-            case Refused(rejection):
-                self._remove(request_id)
-                self.metrics.count_rejection(rejection.reason.value)
+                self._forget(sample, reason)
+            case Refused():
+                self._live.remove(sample)
             case Failed():
-                self._forget(request_id, live, FinishReason.ERROR)
+                self._forget(sample, FinishReason.ERROR)
         try:
-            live.receiver.end(ending)
+            sample.receiver.end(ending)
         except Exception:  # The request's border, as above; its writer is told by `end` or not.
-            logger.exception("request %s: could not be ended", request_id)
+            logger.exception("request %s: could not be ended", sample.id)
 
-    def _forget(self, request_id: str, live: _Live, reason: FinishReason) -> None:
-        self._remove(request_id)
+    def _refuse(self, request_id: str, refused: Refused) -> None:
+        samples = self._live.named(request_id)
+        if not samples:
+            return
+        reason = refused.rejection.reason
+        self.metrics.count_rejection(reason.value)
+        if reason is RejectReason.QUEUE_FULL:
+            refused = replace(refused, retry_after_s=self._queue_retry_s())
+        for sample in samples:
+            self._end(sample, refused)
+        self._note_idle()
+
+    def _queue_retry_s(self) -> int:
+        """Estimate when there is a place in a full queue again.
+
+        A queue of L in which each waits W lets one in every W / L (Little's law).
+        """
+        wait_s = self.metrics.queue_time.mean() / max(1, self.stats.num_waiting)
+        return min(max(MIN_RETRY_S, ceil(wait_s)), MAX_RETRY_S)
+
+    def _forget(self, sample: LiveSample, reason: FinishReason) -> None:
+        """Take a sample out; with the last one its request has ended."""
+        request = sample.request
+        if request.reason is None or request.reason in _WHOLE:
+            request.reason = reason
+        if not self._live.remove(sample):
+            return
         self.metrics.fold_request(
-            reason.value,
-            e2e_s=(self._clock.now_ns() - live.arrival_ns) * 1e-9,
-            num_prompt_tokens=live.num_prompt_tokens,
-            num_output_tokens=live.num_output_tokens,
+            request.reason.value,
+            e2e_s=(self._clock.now_ns() - request.arrival_ns) / NS_PER_S,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
         )
+        self._note_idle()
 
-    def _remove(self, request_id: str) -> None:
-        del self._live[request_id]
-        if not self._live:
+    def _end_all(self, ending: Ending) -> None:
+        for sample in self._live.samples():
+            self._end(sample, ending)
+
+    def _note_idle(self) -> None:
+        if not self._live.num_requests:
             self._idle.set()
 
     def _die(self, error: Exception) -> None:
@@ -339,5 +352,8 @@ class AsyncEngine:
         self._inbox.close()
         self.stats = replace(self.stats, num_running=0, num_waiting=0)
         self.metrics.fold_stats(self.stats)
-        for request_id in list(self._live):
-            self._end(request_id, Failed(f"the engine failed: {type(error).__name__}"))
+        self.metrics.forget_waiting()
+        self._end_all(Failed(f"the engine failed: {type(error).__name__}"))
+
+
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)

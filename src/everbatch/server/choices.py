@@ -42,12 +42,15 @@ class Head:
 class Usage:
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int
+    """Of the prompt tokens: those whose KV was there already."""
 
-    def json(self) -> dict[str, int]:
+    def json(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
 

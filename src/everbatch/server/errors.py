@@ -42,6 +42,8 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
+            return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> bytes:
@@ -70,6 +72,16 @@ def unavailable(message: str, code: str) -> ApiError:
         message,
         code=code,
         headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def too_many(message: str, code: str, retry_after_s: int) -> ApiError:
+    """Make a 429 that tells the client when to come back."""
+    return ApiError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        message,
+        code=code,
+        headers={"Retry-After": str(retry_after_s)},
     )
 
 

@@ -1,4 +1,4 @@
-"""One engine request on the event loop: its tokens become text, its end becomes a finish_reason.
+"""One sample of a request: its tokens become text, its end becomes a finish_reason.
 
 Belongs here: detokenizing, stop strings, counting. Not here: what the text looks like on the wire
 (choices.py). Made by the routes, called by the bridge.
@@ -10,14 +10,17 @@ from typing import Protocol
 from everbatch.engine.engine import TokenOutput
 from everbatch.scheduler.admission import Rejection, RejectReason
 from everbatch.scheduler.request import FinishReason
-from everbatch.server.bridge import Ending, Failed, Finished, Refused
 from everbatch.server.channel import Channel
-from everbatch.server.errors import ApiError, bad_request, engine_failed, unavailable
+from everbatch.server.errors import ApiError, bad_request, engine_failed, too_many, unavailable
+from everbatch.server.live import Ending, Failed, Finished, Refused
 from everbatch.tokenizer.text_stream import TextStream
 
 # OpenAI's code for a request that is too long; the other refusals have codes of their own.
 TOO_LONG = "context_length_exceeded"
 _TOO_LONG_REASONS = (RejectReason.CONTEXT_LIMIT, RejectReason.KV_POOL, RejectReason.TOKEN_BUDGET)
+_BUSY_REASONS = (RejectReason.QUEUE_FULL, RejectReason.TENANT_RATE)
+# What the client wrote that a refusal is about, where that is not the prompt.
+_PARAMS = {RejectReason.MAX_TOKENS: "max_tokens", RejectReason.SEQUENCE_BUDGET: "n"}
 
 
 class Choice(Protocol):
@@ -34,7 +37,7 @@ class Choice(Protocol):
 
 
 class Generation:
-    """Receiver of one request's tokens. `abort` is called when a stop string ends it early;
+    """Receiver of one sample's tokens. `abort` is called when a stop string ends it early;
     `prompt_field` is what the client calls its prompt."""
 
     __slots__ = (
@@ -43,6 +46,7 @@ class Generation:
         "_choice",
         "_prompt_field",
         "_text_stream",
+        "num_cached_tokens",
         "num_output_tokens",
     )
 
@@ -59,7 +63,11 @@ class Generation:
         self._channel = channel
         self._abort = abort
         self._prompt_field = prompt_field
+        self.num_cached_tokens = 0
         self.num_output_tokens = 0
+
+    def admitted(self, num_cached_tokens: int) -> None:
+        self.num_cached_tokens = num_cached_tokens
 
     def push(self, output: TokenOutput, *, is_stop_token: bool) -> None:
         self.num_output_tokens += 1
@@ -107,17 +115,20 @@ def _error_of(ending: Ending, prompt_field: str) -> ApiError | None:
         case Finished(FinishReason.ABORT):
             return unavailable("the server is shutting down: the answer was cut", "shutting_down")
         case Finished(FinishReason.DEADLINE):
-            return unavailable("the request waited longer than its deadline", "deadline_exceeded")
+            return unavailable("the request waited longer than its max_wait_s", "deadline")
         case Finished():
             return engine_failed("the engine failed on this request")
-        case Refused(rejection):
-            return _refusal(rejection, prompt_field)
+        case Refused(rejection, retry_after_s):
+            return _refusal(rejection, retry_after_s, prompt_field)
         case Failed(message):
             return engine_failed(message)
 
 
-def _refusal(rejection: Rejection, prompt_field: str) -> ApiError:
+def _refusal(rejection: Rejection, retry_after_s: int | None, prompt_field: str) -> ApiError:
+    if rejection.reason in _BUSY_REASONS:
+        assert retry_after_s is not None
+        return too_many(rejection.message, rejection.reason.value, retry_after_s)
     too_long = rejection.reason in _TOO_LONG_REASONS
     code = TOO_LONG if too_long else rejection.reason.value
-    param = "max_tokens" if rejection.reason is RejectReason.MAX_TOKENS else prompt_field
+    param = _PARAMS.get(rejection.reason, prompt_field)
     return bad_request(rejection.message, param, code)

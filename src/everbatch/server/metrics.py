@@ -5,8 +5,9 @@ step and once a request) or the engine's own counting. Gauges and totals are rea
 EngineStats when Prometheus asks, so that a step pays for two additions; histograms are plain lists,
 because prometheus-client's cost a lock and a linear search for every token.
 
-Covered: running, waiting, KV usage, preemptions, tokens, prefix cache, requests by finish reason
-and refusals by reason, latencies, tokens a step, lengths. Not covered: prefill and decode time.
+Covered: running, waiting (and why), KV usage, preemptions, tokens, prefix cache, requests by finish
+reason and refusals by reason, latencies, tokens a step, lengths. Not covered: prefill and decode
+time.
 """
 
 from bisect import bisect_left
@@ -21,7 +22,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from everbatch.base.events import Event, Preempted
 from everbatch.engine.metrics import EngineStats
+from everbatch.server.waiting import WaitingReasons
 
 PREFIX = "everbatch:"
 
@@ -60,6 +63,10 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    def mean(self) -> float:
+        """Give the mean of what was observed; 0 if nothing was."""
+        return self._sum / max(1, sum(self._counts))
+
     def family(self, model_name: str) -> HistogramMetricFamily:
         """Give it as Prometheus wants it: cumulative counts."""
         family = HistogramMetricFamily(PREFIX + self.name, self._text, labels=["model_name"])
@@ -79,11 +86,13 @@ class ServerMetrics:
         self._model_name = model_name
         self._stats = stats
         self._rejected: dict[str, int] = {}
+        self._preempted: dict[str, int] = {}
+        self._waiting = WaitingReasons()
         self.time_to_first_token = Histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS_S
         )
         self.inter_token_latency = Histogram(
-            "inter_token_latency_seconds", "Between a request's tokens.", INTER_TOKEN_BUCKETS_S
+            "inter_token_latency_seconds", "Between a sample's tokens.", INTER_TOKEN_BUCKETS_S
         )
         self.queue_time = Histogram(
             "request_queue_time_seconds", "From arrival to the first slot.", E2E_BUCKETS_S
@@ -108,6 +117,18 @@ class ServerMetrics:
         if stats.num_steps > self._stats.num_steps:
             self._iteration_tokens.observe(stats.scheduled_tokens - self._stats.scheduled_tokens)
         self._stats = stats
+
+    def fold_events(self, events: Sequence[Event]) -> None:
+        """Take in what happened in a turn of the engine."""
+        self._waiting.fold(events)
+        for event in events:
+            # Without a slot it had been preempted before, and loses what it had kept.
+            if isinstance(event, Preempted) and event.slot is not None:
+                self._preempted[event.way] = self._preempted.get(event.way, 0) + 1
+
+    def forget_waiting(self) -> None:
+        """The engine is dead: nobody waits any more."""
+        self._waiting.clear()
 
     def fold_request(
         self, finish_reason: str, *, e2e_s: float, num_prompt_tokens: int, num_output_tokens: int
@@ -135,6 +156,15 @@ class ServerMetrics:
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
             counter.add_metric([model], count)
             yield counter
+        yield self._waiting_by_reason()
+        by_way = CounterMetricFamily(
+            PREFIX + "num_preemptions_by_way",
+            "Preemptions by what became of the victim's blocks.",
+            labels=["model_name", "way"],
+        )
+        for way, count in self._preempted.items():
+            by_way.add_metric([model, way], count)
+        yield by_way
         yield self._by_reason("request_success", "finished_reason", stats.num_finished)
         yield self._by_reason("request_rejected", "reason", self._rejected)
         for histogram in (
@@ -142,6 +172,16 @@ class ServerMetrics:
             *(self._iteration_tokens, self._prompt_tokens, self._output_tokens),
         ):
             yield histogram.family(model)
+
+    def _waiting_by_reason(self) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(
+            PREFIX + "num_requests_waiting_by_reason",
+            "Requests that wait for a slot, by what they lack first.",
+            labels=["model_name", "reason"],
+        )
+        for reason, count in self._waiting.counts().items():
+            gauge.add_metric([self._model_name, reason], count)
+        return gauge
 
     def _by_reason(self, name: str, label: str, counts: dict[str, int]) -> CounterMetricFamily:
         text = f"Requests by {label.replace('_', ' ')}; abort: the client or the server left."

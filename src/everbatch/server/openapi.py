@@ -42,7 +42,15 @@ _COMMON: dict[str, Any] = {
     "include_stop_str_in_output": _BOOLEAN,
     "skip_special_tokens": {"type": "boolean", "default": True},
     "user": {"type": "string"},
-    "priority": {"type": "integer", "default": 0, "description": "Lower runs first."},
+    "n": {"type": "integer", "minimum": 1, "maximum": 128, "default": 1},
+    "priority": {
+        "type": "integer",
+        "default": 0,
+        "description": "Lower runs first. Other than 0 under --policy priority only.",
+    },
+    "tenant": {"type": "string", "maxLength": 128, "description": "Or the header X-Tenant."},
+    "max_wait_s": _NUMBER
+    | {"minimum": 0, "maximum": 86_400, "description": "Longest wait for the first step."},
     "cache_salt": {"type": "string", "description": "Only equal salts share cached prefixes."},
 }
 _LOGPROBS = {"type": "integer", "minimum": 0, "maximum": 20}
@@ -73,7 +81,7 @@ def _operation(required: str, properties: dict[str, Any]) -> dict[str, Any]:
         "additionalProperties": False,
     }
     error = {"description": 'OpenAI\'s error body: {"error": {message, type, param, code}}'}
-    statuses = ("400", "404", "413", "415", "500", "503")
+    statuses = ("400", "404", "413", "415", "429", "500", "503")
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {status: error for status in statuses},

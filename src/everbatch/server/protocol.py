@@ -6,7 +6,7 @@ sampling values (SamplingParams knows them), answers. Used by the routes.
 Every field is one of three kinds. *Supported*: read below. *Labels*, which OpenAI defines as having
 no effect on the answer (`user`, `safety_identifier`, `prompt_cache_key`, `metadata`): checked for
 type, then dropped. *Not supported*: refused by name, unless the value is null or asks for what
-happens anyway (`n: 1`, `echo: false`, `response_format: {"type": "text"}`, `tools: []`,
+happens anyway (`best_of: 1`, `echo: false`, `response_format: {"type": "text"}`, `tools: []`,
 `service_tier: "auto"`, `store: false`, `modalities: ["text"]`). Any other field is unknown and
 refused by name too. null always means absent. `max_completion_tokens` and `max_tokens` are one
 field with two names in chat; completions has `max_tokens` only. `top_k: -1` is vLLM's way to
@@ -27,6 +27,8 @@ MAX_METADATA_ENTRIES = 16
 MAX_MODEL_NAME_LENGTH = 512
 MAX_CACHE_SALT_LENGTH = 256
 MAX_PRIORITY = 2**31 - 1
+MAX_TENANT_LENGTH = 128
+MAX_WAIT_S = 86_400
 MAX_TOKEN_ID_DIGITS = 10
 
 Prompt = str | tuple[int, ...]
@@ -34,7 +36,10 @@ Prompt = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What both kinds of request have. sampling.max_tokens None: as many as there is room for."""
+    """What both kinds of request have. sampling.max_tokens None: as many as there is room for.
+
+    tenant None: not given. max_wait_s: how long it may wait for its first step.
+    """
 
     model: str | None
     sampling: SamplingParams
@@ -42,6 +47,8 @@ class Common:
     include_usage: bool
     priority: int
     cache_salt: str
+    tenant: str | None
+    max_wait_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,6 @@ def _nothing(value: Json) -> bool:
 
 
 NOT_SUPPORTED_ANYWHERE: dict[str, IsNeutral] = {
-    "n": _only(1),
     "use_beam_search": _only(False),
     "logit_processors": _nothing,
     "logits_processors": _nothing,
@@ -116,7 +122,7 @@ _SAMPLING_NUMBERS = (
     *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
     "repetition_penalty",
 )
-_SAMPLING_INTEGERS = ("top_k", "seed", "min_tokens")
+_SAMPLING_INTEGERS = ("top_k", "seed", "min_tokens", "n")
 _SAMPLING_FLAGS = ("ignore_eos", "include_stop_str_in_output")
 
 
@@ -158,7 +164,16 @@ def _common(fields: Fields, logprobs: int | None, max_tokens: Json) -> Common:
         include_usage=_include_usage(fields, stream=stream),
         priority=fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
         cache_salt=fields.text("cache_salt", MAX_CACHE_SALT_LENGTH) or "",
+        tenant=fields.text("tenant", MAX_TENANT_LENGTH) or None,
+        max_wait_s=_max_wait_s(fields),
     )
+
+
+def _max_wait_s(fields: Fields) -> float | None:
+    value = fields.number("max_wait_s")
+    if value is not None and not 0 <= value <= MAX_WAIT_S:
+        raise fields.bad("max_wait_s", f"must lie in [0, {MAX_WAIT_S}] seconds, got {value}")
+    return value
 
 
 def _sampling(fields: Fields, logprobs: int | None, max_tokens: Json) -> SamplingParams:

@@ -23,7 +23,7 @@ from everbatch.server import openapi
 from everbatch.server.answer import Answering, Prompt, answer_stream, answer_whole
 from everbatch.server.channel import Channel
 from everbatch.server.choices import Api, ChatApi, CompletionApi, Head
-from everbatch.server.errors import ApiError, from_invalid_request
+from everbatch.server.errors import ApiError, bad_request, from_invalid_request
 from everbatch.server.http_body import ClientLeft, read_body
 from everbatch.server.protocol import (
     ChatRequest,
@@ -34,6 +34,7 @@ from everbatch.server.protocol import (
 )
 from everbatch.server.served import Served
 from everbatch.server.settings import MAX_REQUEST_ID_LENGTH
+from everbatch.server.standing import check_priority, with_headers
 
 # Above it a text is encoded on another thread, so that the streams do not wait for it. 8 k
 # characters take about a millisecond, 4 MiB half a second.
@@ -105,21 +106,27 @@ class _Routes:
         settings = self._served.settings
         body = await self._read(request)
         wanted = read_completion(body, settings.max_prompts)
-        _check_model(self._served, wanted.common.model)
-        check_sampling_ids(wanted.common.sampling, self._served.settings.vocab_size)
+        common = self._checked(wanted.common, request)
+        _check_num_choices(len(wanted.prompts), common.sampling.n, settings.max_choices)
         prompts = [
-            self._prompt(token_ids, wanted.common.sampling)
+            self._prompt(token_ids, common.sampling)
             for token_ids in await self._completion_ids(wanted)
         ]
-        return await self._answer(request, answer_id, CompletionApi(), wanted.common, prompts)
+        return await self._answer(request, answer_id, CompletionApi(), common, prompts)
 
     async def _chat(self, request: Request, answer_id: str) -> Response:
         body = await self._read(request)
         wanted = read_chat(body)
-        _check_model(self._served, wanted.common.model)
-        check_sampling_ids(wanted.common.sampling, self._served.settings.vocab_size)
-        prompts = [self._prompt(await self._chat_ids(wanted), wanted.common.sampling)]
-        return await self._answer(request, answer_id, ChatApi(), wanted.common, prompts)
+        common = self._checked(wanted.common, request)
+        prompts = [self._prompt(await self._chat_ids(wanted), common.sampling)]
+        return await self._answer(request, answer_id, ChatApi(), common, prompts)
+
+    def _checked(self, common: Common, request: Request) -> Common:
+        """Check what needs no prompt, and take in what stands in the headers."""
+        _check_model(self._served, common.model)
+        check_sampling_ids(common.sampling, self._served.settings.vocab_size)
+        check_priority(common.priority, self._served.engine.config.policy)
+        return with_headers(common, request.headers)
 
     async def _read(self, request: Request) -> bytes:
         self._served.engine.check_accepting()
@@ -156,7 +163,8 @@ class _Routes:
 
     def _prompt(self, token_ids: Sequence[int], sampling: SamplingParams) -> Prompt:
         check_token_ids(token_ids, self._served.settings.vocab_size)
-        check_min_tokens(sampling, self._served.engine.max_output_tokens(len(token_ids)))
+        num_left = self._served.engine.max_output_tokens(len(token_ids), sampling.n)
+        check_min_tokens(sampling, num_left)
         return Prompt(token_ids, sampling)
 
     async def _answer(
@@ -174,7 +182,7 @@ class _Routes:
             api=api,
             head=Head(answer_id, served.clock.unix_seconds(), served.settings.model_name),
             prompts=prompts,
-            channel=Channel(len(prompts)),
+            channel=Channel(len(prompts) * common.sampling.n),
         )
         if common.stream:
             return await answer_stream(request, answering)
@@ -216,6 +224,16 @@ def _check_model(served: Served, wanted: str | None) -> None:
             f"the model {wanted!r} does not exist: this server has {name!r}, or leave model out",
             param="model",
             code="model_not_found",
+        )
+
+
+def _check_num_choices(num_prompts: int, n: int, limit: int) -> None:
+    if num_prompts * n > limit:
+        raise bad_request(
+            f"{num_prompts:,} prompts with n={n} are {num_prompts * n:,} choices, at most "
+            f"{limit:,} go: lower n or send fewer prompts",
+            "n",
+            "invalid_value",
         )
 
 

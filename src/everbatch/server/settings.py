@@ -17,10 +17,11 @@ class ServerSettings:
     """Names and limits of one server; raises ConfigError when one is impossible.
 
     model_name is what /v1/models lists and what requests may call the model, vocab_size how many
-    token ids it knows (the tokenizer may know fewer). max_body_bytes bounds
-    a request's body, max_prompts the prompts in it. max_pending_requests bounds what waits to be
-    handed to the engine, not what waits in it. shutdown_grace_s is what running requests get to
-    finish once the server is told to stop. status_interval_s is the pause between status lines.
+    token ids it knows (the tokenizer may know fewer). max_body_bytes bounds a request's body,
+    max_prompts the prompts in it, max_choices the answers to them. max_pending_requests bounds what
+    waits to be handed to the engine, not what waits in it. shutdown_grace_s is what running
+    requests get to finish once the server is told to stop. status_interval_s is the pause between
+    status lines.
     """
 
     model_name: str
@@ -28,6 +29,7 @@ class ServerSettings:
     vocab_size: int
     max_body_bytes: int = 4 * MEBIBYTE
     max_prompts: int = 128
+    max_choices: int = 1_024
     max_pending_requests: int = 4_096
     shutdown_grace_s: float = 30.0
     status_interval_s: float = 10.0
@@ -35,7 +37,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not self.model_name:
             raise ConfigError("the served model needs a name: give --served-model-name")
-        for name in ("vocab_size", "max_body_bytes", "max_prompts", "max_pending_requests"):
+        limits = ("max_body_bytes", "max_prompts", "max_choices", "max_pending_requests")
+        for name in ("vocab_size", *limits):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.shutdown_grace_s >= 0:

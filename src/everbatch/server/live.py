@@ -1,0 +1,126 @@
+"""Who is live on the event loop's side: requests, their samples, and who listens to each.
+
+Belongs here: the records, and finding them by the ids under which the engine speaks of them. Not
+here: what happens to them (bridge.py).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from everbatch.engine.engine import TokenOutput
+from everbatch.scheduler.admission import Rejection
+from everbatch.scheduler.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request ended in the engine's own way."""
+
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine would not take the request. `retry_after_s`: another time it might."""
+
+    rejection: Rejection
+    retry_after_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine broke; `message` is for the client."""
+
+    message: str
+
+
+Ending = Finished | Refused | Failed
+
+
+class Receiver(Protocol):
+    """Whoever waits for a sample's tokens. Called on the event loop, in order; must not block."""
+
+    def admitted(self, num_cached_tokens: int) -> None:
+        """Learn how much of the prompt was cached. Called once, of a request's samples for one."""
+        ...
+
+    def push(self, output: TokenOutput, *, is_stop_token: bool) -> None:
+        """Take one token; `is_stop_token`: it ended the sample and is no text."""
+        ...
+
+    def end(self, ending: Ending) -> None:
+        """Learn how it ended. Called once, and last, unless the receiver aborted."""
+        ...
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request between submission and its end, with what the metrics need."""
+
+    id: str
+    num_prompt_tokens: int
+    arrival_ns: int
+    num_output_tokens: int = 0
+    """Of all its samples."""
+    reason: FinishReason | None = None
+    """How its samples ended so far: the first one that was cut, if any was."""
+    samples: "dict[str, LiveSample]" = field(default_factory=dict)
+    """Those that are live."""
+
+
+@dataclass(slots=True)
+class LiveSample:
+    """One sample of a request, or the whole of it if n is 1."""
+
+    id: str
+    request: LiveRequest
+    receiver: Receiver
+    last_token_ns: int | None = None
+
+
+class LiveRequests:
+    """All of them, by the ids of requests and of samples."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, LiveRequest] = {}
+        self._samples: dict[str, LiveSample] = {}
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    def request_ids(self) -> list[str]:
+        return list(self._requests)
+
+    def samples(self) -> list[LiveSample]:
+        return list(self._samples.values())
+
+    def sample(self, sample_id: str) -> LiveSample | None:
+        """Give the sample whose tokens come under this id."""
+        return self._samples.get(sample_id)
+
+    def named(self, some_id: str) -> list[LiveSample]:
+        """Give all samples of a request, or the one sample of that id."""
+        request = self._requests.get(some_id)
+        if request is not None:
+            return list(request.samples.values())
+        sample = self._samples.get(some_id)
+        return [] if sample is None else [sample]
+
+    def add(self, request: LiveRequest, receivers: Iterable[tuple[str, Receiver]]) -> None:
+        """Take in a new request with the receiver of each of its samples, by id."""
+        assert request.id not in self._requests
+        self._requests[request.id] = request
+        for sample_id, receiver in receivers:
+            sample = LiveSample(sample_id, request, receiver)
+            self._samples[sample_id] = request.samples[sample_id] = sample
+
+    def remove(self, sample: LiveSample) -> bool:
+        """Take a sample out; gives whether its request went with it."""
+        del self._samples[sample.id]
+        del sample.request.samples[sample.id]
+        if sample.request.samples:
+            return False
+        del self._requests[sample.request.id]
+        return True
