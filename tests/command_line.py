@@ -45,6 +45,17 @@ class Run:
             if event["event"] == "deferred" and event["id"] == id
         ]
 
+    def steps_of(self, id: str) -> list[int]:
+        """The steps in which a request got a token."""
+        return [step for step, line in self.lines.items() if id in line["scheduled"]]
+
+    def starts(self) -> list[str]:
+        """All that started, in the order in which they did."""
+        return [id for line in self.lines.values() for id in line["admitted"]]
+
+    def finish_order(self) -> list[str]:
+        return [id for line in self.lines.values() for id in line["finished"]]
+
     def chunks(self, id: str) -> list[int]:
         """How many tokens of a request each step took, while it was in prefill."""
         return [line["scheduled"][id] for line in self.lines.values() if id in line["prefill"]]
@@ -75,6 +86,30 @@ def simulate(scenario: object, *arguments: object) -> Run:
         assert answer.status == 0, answer.err
         lines = {line["step"]: line for line in read_lines(steps)}
         return Run(json.loads(answer.out), lines, read_lines(events))
+
+
+def run_scenario(
+    *requests: dict[str, Any],
+    run: dict[str, Any] | None = None,
+    tenants: dict[str, Any] | None = None,
+    **engine: Any,
+) -> Run:
+    """Run a scenario made on the spot; sizes not given are those of `scenario_text`."""
+    text = scenario_text(requests, run, **engine)
+    if tenants is not None:
+        text = json.dumps({**json.loads(text), "tenants": tenants})
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "scenario.json")
+        path.write_text(text, encoding="utf-8")
+        return simulate(path)
+
+
+def request(
+    id: str, prompt_tokens: int = 4, output_tokens: int = 3, **fields: Any
+) -> dict[str, Any]:
+    """One of a scenario's requests; `prompt=` in place of private tokens."""
+    prompt = {} if "prompt" in fields else {"prompt_tokens": prompt_tokens}
+    return {"id": id, **prompt, "output_tokens": output_tokens, **fields}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
