@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test test-full check clean help
+.PHONY: serve test test-full soak check clean help
 
 help:
 	@echo "make serve      install what serving needs, fetch the default model, serve it"
 	@echo "make test       install what testing needs, check and test"
 	@echo "make test-full  the long tests too, against transformers (installs torch)"
+	@echo "make soak       a million random steps under each row of options; hours"
 	@echo "make check      format, lint, types, import contracts; changes nothing"
 
 serve: $(VENV)/.serve
@@ -20,6 +21,9 @@ test: $(VENV)/.test check
 
 test-full: $(VENV)/.oracle
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "full or oracle" $(ARGS)
+
+soak: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python tests/property/soak.py $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check src tests benchmarks scripts

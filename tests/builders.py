@@ -44,6 +44,15 @@ class Client:
     abort_at: int | None = None
     abort_during: int | None = None
     cache_salt: str = ""
+    priority: int = 0
+    tenant: str = ""
+    n: int = 1
+    deadline: int | None = None
+    """Boundaries that it may wait for its first step."""
+
+    def sample_ids(self) -> list[str]:
+        """The ids under which its tokens come."""
+        return [self.id] if self.n == 1 else [f"{self.id}/{sample}" for sample in range(self.n)]
 
 
 def client(
@@ -57,12 +66,13 @@ def client(
     abort_at: int | None = None,
     abort_during: int | None = None,
     cache_salt: str = "",
+    **more: object,
 ) -> Client:
     """A client whose prompt is private to its id, or the start of the numbered `stream`."""
     base = 1_000 * (1 + (sum(map(ord, id)) if stream is None else 10_000 + stream))
     prompt = [base + position for position in range(prompt_tokens)]
     return Client(
-        id, prompt, output_tokens, arrival, max_tokens, abort_at, abort_during, cache_salt
+        id, prompt, output_tokens, arrival, max_tokens, abort_at, abort_during, cache_salt, **more
     )
 
 
@@ -72,6 +82,7 @@ class PlanChecker:
     def __init__(self, executor: ScriptedExecutor) -> None:
         self._executor = executor
         self.engine: Engine | None = None
+        self.is_on = True
         self.store: TokenStore = executor.tokens
 
     @property
@@ -83,7 +94,8 @@ class PlanChecker:
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         assert self.engine is not None
-        verify_plan(self.engine.scheduler, plan)
+        if self.is_on:
+            verify_plan(self.engine.scheduler, plan)
         return self._executor.execute(plan)
 
     def reset(self) -> None:
@@ -117,6 +129,8 @@ class World:
     checker: PlanChecker = field(init=False)
     clock: VirtualClock = field(init=False)
     boundary: int = 0
+    leaving_next: list[str] = field(default_factory=list)
+    """Who leaves while the next step runs, besides the clients who say so."""
     texts: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, list[FinishReason]] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
@@ -124,7 +138,7 @@ class World:
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        lengths = {c.id: c.output_tokens for c in self.clients}
+        lengths = {id: c.output_tokens for c in self.clients for id in c.sample_ids()}
         self.executor = ScriptedExecutor(
             self.config.block_size, _prompt_of, lengths, self.failing_steps
         )
@@ -152,13 +166,25 @@ class World:
     def add(self, c: Client) -> None:
         limit = c.output_tokens if c.max_tokens is None else c.max_tokens
         sampling = SamplingParams(max_tokens=limit)
-        request = EngineRequest(c.id, c.prompt, len(c.prompt), sampling, cache_salt=c.cache_salt)
+        now = self.clock.now_ns()
+        request = EngineRequest(
+            c.id,
+            c.prompt,
+            len(c.prompt),
+            sampling,
+            priority=c.priority,
+            tenant=c.tenant,
+            cache_salt=c.cache_salt,
+            n=c.n,
+            deadline_ns=None if c.deadline is None else now + c.deadline,
+        )
         rejection = self.engine.add(request)
         if rejection is not None:
             self.rejected[c.id] = rejection.message
-        else:
-            self.texts[c.id] = []
-            self.ends[c.id] = []
+            return
+        for id in (c.id, *c.sample_ids()):
+            self.texts[id] = []
+            self.ends[id] = []
 
     def leave(self) -> None:
         """Abort for whoever leaves at this boundary."""
@@ -169,7 +195,8 @@ class World:
     def step(self) -> StepResult:
         """One call of the engine; a call that deferred takes no tick."""
         result = self.engine.step(self._leaving_now)
-        verify_scheduler(self.engine.scheduler)
+        if self.checker.is_on:
+            verify_scheduler(self.engine.scheduler)
         ran = result.plan is not None
         deferred = any(event.kind == "preempted" for event in result.events) and not ran
         if not deferred:
@@ -187,7 +214,8 @@ class World:
     def _leaving_now(self) -> list[tuple[str, FinishReason]]:
         """Who leaves while the step after this boundary runs."""
         step = self.boundary + 1
-        return [
+        leaving, self.leaving_next = self.leaving_next, []
+        return [(id, FinishReason.ABORT) for id in leaving] + [
             (c.id, FinishReason.ABORT)
             for c in self.clients
             if c.abort_during == step and c.id in self.texts
@@ -217,7 +245,7 @@ def run_world(
 
 
 def alone(c: Client, **options: object) -> list[int]:
-    """The text a client gets when nobody else is there and memory is plenty."""
+    """The text a client gets when nobody else is there and memory is plenty; one with n = 1."""
     options = {**options, "num_blocks": 256, "max_num_batched_tokens": 512, "max_model_len": 0}
     lone = Client(c.id, c.prompt, c.output_tokens, 0, c.max_tokens, None)
     return World(make_config(**options), [lone]).run().texts[c.id]

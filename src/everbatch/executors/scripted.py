@@ -98,6 +98,7 @@ class ScriptedExecutor:
             self._release(slot, keep=slot in plan.preempted)
         for slot in plan.left:
             del self._decodes[slot]
+        assert not self._rows.keys() & set(plan.masked), "a masked slot holds a request"
         self._swap(plan)
         for slot, source, destination in plan.copies:
             row = self._rows[slot]

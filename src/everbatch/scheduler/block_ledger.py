@@ -56,11 +56,27 @@ class BlockLedger:
             for r in draft.admitted
             if self._config.admission == "reserve" or is_protected(r, self._config)
         )
-        return sum(
-            max(0, self.life(r) - self.held(draft, r))
-            for r in (*running, *admitted)
-            if r is not but
-        )
+        num_entitled, tails = 0, dict[int, int]()
+        for request in (*running, *admitted):
+            if request is but:
+                continue
+            num_entitled += max(0, self.life(request) - self.held(draft, request))
+            tail = self._shared_tail(draft, request)
+            if tail is not None:
+                tails[tail] = tails.get(tail, 0) + 1
+        # The readers of a tail need a copy each, but the last, who writes in place.
+        own_tail = None if but is None else self._shared_tail(draft, but)
+        for tail, num_readers in tails.items():
+            others = self._state.pool.ref_count(tail) - 1 - int(tail == own_tail)
+            num_entitled += min(num_readers, others)
+        return num_entitled
+
+    def shortage(self, draft: Draft) -> int:
+        """Give the blocks that should be allocatable for the first who lacks some, at least 1."""
+        for request, deferral in draft.deferred.items():
+            if deferral.reason is DeferReason.KV_BUDGET:
+                return max(1, deferral.needed + self.entitled(Draft(), request))
+        return 1
 
     def take(self, draft: Draft, request: Request, count: int) -> list[int] | None:
         """Take blocks for somebody who holds a slot, preempting others if that is the trigger.
@@ -140,9 +156,19 @@ class BlockLedger:
         available = max(0, self._state.pool.num_allocatable - self.entitled(draft, request))
         draft.deferred[request] = Deferral(DeferReason.KV_BUDGET, needed, available)
 
+    def _shared_tail(self, draft: Draft, request: Request) -> int | None:
+        """Give the last block of a sample if it is not full and others read it too."""
+        if request.group is None or not request.block_table or request in draft.copies:
+            return None
+        tail = request.block_table[-1]
+        size = self._config.block_size
+        is_full = self._state.decodes.computed_tokens(request) == len(request.block_table) * size
+        return tail if not is_full and self._state.pool.ref_count(tail) > 1 else None
+
     def _allocate(self, draft: Draft, request: Request, count: int) -> list[int] | None:
         pool = self._state.pool
-        is_limited = bool(self._state.protected) and count > 0
+        has_protected = self._state.protected or (draft.admitted and self._config.max_preemptions)
+        is_limited = bool(has_protected) and count > 0
         if is_limited and count > pool.num_allocatable - self.entitled(draft, request):
             return None
         return pool.allocate(count)
@@ -159,11 +185,11 @@ class BlockLedger:
         if victim in self._state.tail_holders:
             pool.release(table)
             return Yield(YieldKind.RECOMPUTE, len(table))
-        swap = self._try_swap(victim, table)
+        swap = self._try_swap(victim, len(table))
         if swap is not None:
             pool.release(table)
             return swap
-        costs = self._costs(victim, table)
+        costs = self._costs(victim)
         if self._config.preemption_extent == "tail":
             return self._give_up_tail(victim, table, shortage, costs)
         pool.release(table)
@@ -185,7 +211,7 @@ class BlockLedger:
             return Yield(YieldKind.RECOMPUTE, num_freed, costs_ns=costs)
         return Yield(YieldKind.TAIL, num_freed, tuple(kept), costs_ns=costs)
 
-    def _try_swap(self, victim: Request, table: list[int]) -> Yield | None:
+    def _try_swap(self, victim: Request, num_freed: int) -> Yield | None:
         """Move all blocks to the host tier, if the mode says so and there is room.
 
         Only blocks with computed tokens are worth moving.
@@ -195,7 +221,7 @@ class BlockLedger:
             return None
         num_tokens = self._state.decodes.computed_tokens(victim)
         num_worth = blocks_for(num_tokens, config.block_size)
-        costs = self._costs(victim, table)
+        costs = self._costs(victim)
         if costs is not None and not is_swap_cheaper(num_worth, num_tokens, config)[0]:
             return None
         if num_worth == 0 or self._state.host_pool is None:
@@ -203,10 +229,11 @@ class BlockLedger:
         host_blocks = self._state.host_pool.allocate(num_worth)
         if host_blocks is None:
             return None
-        pairs = tuple(zip(table[:num_worth], host_blocks, strict=True))
-        return Yield(YieldKind.SWAP, len(table), swap_out=pairs, costs_ns=costs)
+        # Swapping out comes first in a step: a shared tail still holds what is to be moved.
+        pairs = tuple(zip(victim.block_table[:num_worth], host_blocks, strict=True))
+        return Yield(YieldKind.SWAP, num_freed, swap_out=pairs, costs_ns=costs)
 
-    def _costs(self, victim: Request, table: list[int]) -> tuple[int, int] | None:
+    def _costs(self, victim: Request) -> tuple[int, int] | None:
         if self._config.preemption_mode != "auto":
             return None
         num_tokens = self._state.decodes.computed_tokens(victim)

@@ -81,9 +81,10 @@ class DecodePlanner:
         def longest_unserved(request: Request) -> tuple[int, int]:
             member = request in state.decodes
             last_served = num_steps if member else request.last_served_step
-            return last_served, request.admission_number
+            return last_served, request.turn
 
         ranked = sorted([*state.decodes, *state.idle_decodes], key=longest_unserved)
+        draft.turns = ranked
         for place, request in enumerate(ranked[limit:], limit):
             if request in state.decodes:
                 draft.left[request] = None

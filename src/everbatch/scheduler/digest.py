@@ -34,7 +34,7 @@ def state_digest(scheduler: Scheduler) -> str:
         state.released_slots,
         [(request.id, pairs) for request, pairs in state.swapped_out],
         (state.num_fresh_waiting, state.fresh_waiting_tokens, state.num_deferred_calls),
-        (state.decodes.num_steps, state.next_arrival, state.next_admission),
+        (state.decodes.num_steps, state.next_arrival, state.next_admission, state.next_turn),
     )
     return sha256(repr(facts).encode()).hexdigest()
 
@@ -58,4 +58,5 @@ def _request_facts(scheduler: Scheduler, request: Request) -> tuple[object, ...]
         request.num_recomputed_tokens,
         request.num_preemptions,
         state.decodes.num_steps if request in state.decodes else request.last_served_step,
+        request.turn,
     )

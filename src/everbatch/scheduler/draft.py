@@ -83,6 +83,8 @@ class Draft:
     """(shared tail, its private copy) of decodes that write into a block others read."""
     joined: dict[Request, None] = field(default_factory=dict)
     left: dict[Request, None] = field(default_factory=dict)
+    turns: list[Request] = field(default_factory=list)
+    """All decodes, the longest unserved first, where not all of them fit the step."""
     victims: dict[Request, Yield] = field(default_factory=dict)
     deferred: dict[Request, Deferral] = field(default_factory=dict)
     lacks: dict[Request, Lack] = field(default_factory=dict)
@@ -98,6 +100,8 @@ class Draft:
     num_slots_taken: int = 0
     prefill_share: int = 0
     """Tokens of the step still kept for first readings of prompts."""
+    had_share: bool = False
+    """Whether any were kept."""
 
     @property
     def num_tokens(self) -> int:

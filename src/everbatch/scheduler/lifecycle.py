@@ -1,21 +1,21 @@
 """All changes of requests: admitted, preempted, served, forked, ended.
 
-The only file that changes a request's state, counters or table, and the only one that moves
+With endings.py the only file that changes a request's state, counters or table, and that moves
 requests between the collections of SchedulerState. Works through drafts that the planner decided;
 decides nothing itself. Called by Scheduler.
 """
 
 from collections.abc import Collection, Iterable
-from heapq import heappop, heappush
+from heapq import heappop
 
-from everbatch.base.events import Admitted, Decoding, Event, Finished, Preempted, SampleFinished
+from everbatch.base.events import Admitted, Decoding, Event, Preempted
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft, Yield, YieldKind
+from everbatch.scheduler.endings import Endings
 from everbatch.scheduler.plan import StepOutcome, StepPlan
-from everbatch.scheduler.planner import Planner
 from everbatch.scheduler.preemption import is_protected
 from everbatch.scheduler.report import DeferralLog
-from everbatch.scheduler.request import FinishReason, Request, RequestStatus, SampleGroup
+from everbatch.scheduler.request import FinishReason, Request, RequestStatus
 from everbatch.scheduler.state import SchedulerState
 
 
@@ -26,13 +26,13 @@ class Lifecycle:
         self,
         config: SchedulerConfig,
         state: SchedulerState,
-        planner: Planner,
+        endings: Endings,
         deferrals: DeferralLog,
         events: list[Event],
     ) -> None:
         self._config = config
         self._state = state
-        self._planner = planner
+        self._endings = endings
         self._deferrals = deferrals
         self._events = events
 
@@ -47,21 +47,13 @@ class Lifecycle:
             state.fresh_waiting_tokens += request.num_prompt_tokens
         self._deferrals.note_waiting(request)
 
-    def dequeue(self, request: Request) -> None:
-        state = self._state
-        state.policy.queue.remove(request)
-        state.tail_holders.pop(request, None)
-        if not request.has_started:
-            state.num_fresh_waiting -= 1
-            state.fresh_waiting_tokens -= request.num_prompt_tokens
-
     # Committing a step
 
     def commit(self, draft: Draft, plan: StepPlan) -> None:
         """Make a draft's decisions part of the state; the step's own results come after."""
         state, now_ns = self._state, plan.start_ns
         for request in draft.left:
-            self.settle(request)
+            self._endings.settle(request)
         for request, way in draft.victims.items():
             self.preempt(request, way, plan.step, now_ns)
         # The plan has told the executor about these.
@@ -76,6 +68,9 @@ class Lifecycle:
             request.block_table[-1] = copy
         for request in draft.joined:
             self._join(request)
+        for request in draft.turns:
+            if request in state.decodes:
+                request.turn = state.take_turn()
         state.num_deferred_calls = 0
         self._deferrals.report(draft, plan.step, now_ns)
 
@@ -114,13 +109,13 @@ class Lifecycle:
         """
         state = self._state
         for slot in outcome.stopped:
-            self.retire(state.slots[slot], FinishReason.STOP, now_ns)
+            self._endings.retire(state.slots[slot], FinishReason.STOP, now_ns)
         for request in ended:
-            self.retire(request, FinishReason.LENGTH, now_ns)
+            self._endings.retire(request, FinishReason.LENGTH, now_ns)
         state.due = list(full)
         for request in state.due:
             if request.chain is not None:
-                self._register_full(request)
+                self._endings.register_full(request)
 
     def retire_failed(self, draft: Draft, outcome: StepOutcome, now_ns: int) -> int:
         """Retire those whose rows failed; gives the tokens that do not count."""
@@ -130,7 +125,7 @@ class Lifecycle:
             if request is not None:
                 # Whatever made the row fail may stand in its cache: nobody else may hit it.
                 self._state.pool.forget_content(request.block_table)
-            num_dropped += self.drop_and_retire(request, draft, FinishReason.ERROR, now_ns)
+            num_dropped += self._endings.drop_and_retire(request, draft, FinishReason.ERROR, now_ns)
         return num_dropped
 
     def preempt(self, request: Request, way: Yield, step: int, now_ns: int) -> None:
@@ -138,15 +133,16 @@ class Lifecycle:
         if request in self._state.tail_holders:
             self._strip_tail_holder(request, way, step, now_ns)
             return
-        self.settle(request)
-        members = [request, *request.followers]
-        slot = request.slot
-        assert slot is not None
+        self._endings.settle(request)
+        slot = _slot(request)
         computed = request.num_computed_tokens
-        for member in members:
+        for member in [request, *request.followers]:
             self._state.preempted_slots.append(_slot(member))
-            self._give_back_slot(member, masked=False)
+            self._endings.give_back_slot(member, masked=False)
             member.move_to(RequestStatus.PREEMPTED)
+        for follower in request.followers:
+            # It has nothing of its own that could be kept.
+            follower.move_to(RequestStatus.WAITING)
         request.block_table = list(way.kept_blocks)
         request.num_preemptions += 1
         swap_ns, recompute_ns = way.costs_ns or (None, None)
@@ -174,8 +170,7 @@ class Lifecycle:
                 self._state.tail_holders[request] = None
             case YieldKind.RECOMPUTE:
                 request.num_computed_tokens = 0
-                for member in members:
-                    member.move_to(RequestStatus.WAITING)
+                request.move_to(RequestStatus.WAITING)
         self._deferrals.note_served(request)
         self.enqueue(request)
 
@@ -184,52 +179,8 @@ class Lifecycle:
         swapped, self._state.swapped_out = self._state.swapped_out, []
         for request, _ in swapped:
             if request.host_blocks:
-                self._release_host_blocks(request)
-                request.num_computed_tokens = 0
-                request.move_to(RequestStatus.WAITING)
-
-    # Ending
-
-    def drop_and_retire(
-        self, request: Request | None, draft: Draft | None, reason: FinishReason, now_ns: int
-    ) -> int:
-        """Retire a request without counting what this step sampled for it; gives that number."""
-        if request is None or request.status is RequestStatus.FINISHED:
-            return 0
-        num_dropped = 0
-        if draft is not None and self._has_emitted(request, draft):
-            self.settle(request)
-            num_dropped = 1
-            request.num_output_tokens -= num_dropped
-            if self._state.ledger is not None:
-                self._state.ledger.charge_outputs(request.tenant, -num_dropped)
-        self.retire(request, reason, now_ns)
-        return num_dropped
-
-    def retire(self, request: Request | None, reason: FinishReason, now_ns: int) -> None:
-        """End a live request: its blocks lose a reader, its slot is free, nothing comes after."""
-        if request is None or request.status is RequestStatus.FINISHED:
-            return
-        if request.followers:
-            # The prompt that its samples wait for goes with it.
-            for follower in request.followers:
-                self._retire_one(follower, reason, now_ns)
-        self._retire_one(request, reason, now_ns)
-
-    def settle(self, request: Request) -> None:
-        """Take a member out of the decode set and bring its counters up to date."""
-        state = self._state
-        if request not in state.decodes:
-            return
-        ran = state.decodes.leave(request)
-        request.num_computed_tokens += ran
-        request.num_output_tokens += ran
-        request.max_computed_tokens = max(request.max_computed_tokens, request.num_computed_tokens)
-        request.last_served_step = state.decodes.num_steps
-        if state.ledger is not None:
-            state.ledger.change_decoding(request.tenant, -1, state.decodes.num_steps)
-        # Where it goes from here is the caller's to say; until then it holds its slot.
-        state.idle_decodes[request] = None
+                self._endings.release_host_blocks(request)
+                self._start_over(request)
 
     # Steps of the above
 
@@ -237,10 +188,10 @@ class Lifecycle:
         self, draft: Draft, request: Request, hits: list[int], step: int, now_ns: int
     ) -> None:
         resumed = request.has_started
-        self.dequeue(request)
+        self._endings.dequeue(request)
         back = draft.swapped_in.get(request)
         if back is not None:
-            self._release_host_blocks(request)
+            self._endings.release_host_blocks(request)
             request.block_table = list(back)
         elif not request.block_table:
             request.block_table = list(hits)
@@ -317,28 +268,26 @@ class Lifecycle:
         if emits and request.num_output_tokens == request.max_tokens:
             return True
         self._state.prefilling.pop(request, None)
+        request.turn = self._state.take_turn()
         request.move_to(RequestStatus.DECODE)
         self._state.idle_decodes[request] = None
         self._events.append(Decoding(now_ns, step, request.id, emits))
         return False
 
-    def _has_emitted(self, request: Request, draft: Draft) -> bool:
-        """Whether the step under way sampled a token for a request."""
-        if request in self._state.decodes:
-            return True
-        chunk = draft.chunks.get(request)
-        if chunk is None and request.group is not None and request.group.has_forked:
-            # A follower's first token came from its leader's chunk.
-            leaders = [r for r in draft.chunks if r.group is request.group and r.sample == 0]
-            chunk = draft.chunks[leaders[0]] if leaders and request.num_output_tokens == 1 else None
-        return chunk is not None and chunk.emits
+    def _start_over(self, request: Request) -> None:
+        """Let a request that waits compute everything again; its place may be another one now."""
+        queue = self._state.policy.queue
+        queue.remove(request)
+        request.num_computed_tokens = 0
+        request.move_to(RequestStatus.WAITING)
+        queue.push(request)
 
     def _strip_tail_holder(self, request: Request, way: Yield, step: int, now_ns: int) -> None:
         """Take the rest of its blocks from a request that waits: it starts from nothing again."""
-        computed, request.num_computed_tokens = request.num_computed_tokens, 0
+        computed = request.num_computed_tokens
         request.block_table = []
         del self._state.tail_holders[request]
-        request.move_to(RequestStatus.WAITING)
+        self._start_over(request)
         self._events.append(
             Preempted(
                 t=now_ns,
@@ -352,114 +301,6 @@ class Lifecycle:
                 needed=way.num_needed,
             )
         )
-
-    def _retire_one(self, request: Request, reason: FinishReason, now_ns: int) -> None:
-        state = self._state
-        self.settle(request)
-        if request.chain is not None and reason is not FinishReason.ERROR and request.block_table:
-            self._register_full(request)
-        if request in state.policy.queue:
-            self.dequeue(request)
-        self._give_back_slot(request, masked=self._config.batching == "static")
-        self._unmask()
-        self._deferrals.forget(request)
-        state.pool.release(request.block_table)
-        request.block_table = []
-        self._release_host_blocks(request)
-        del state.requests[request.id]
-        if state.ledger is not None:
-            state.ledger.depart(request.tenant)
-        request.finish_reason = reason
-        request.move_to(RequestStatus.FINISHED)
-        self._report_end(request, reason, now_ns)
-
-    def _report_end(self, request: Request, reason: FinishReason, now_ns: int) -> None:
-        facts = {
-            "t": now_ns,
-            "step": self._state.decodes.num_steps,
-            "id": request.id,
-            "reason": reason.value,
-            "output_tokens": request.num_output_tokens,
-            "cached_tokens": request.num_cached_tokens or 0,
-            "recomputed_tokens": request.num_recomputed_tokens,
-            "preemptions": request.num_preemptions,
-        }
-        group = request.group
-        if group is None:
-            self._events.append(Finished(**facts))  # type: ignore[arg-type]
-            return
-        self._events.append(SampleFinished(**facts))  # type: ignore[arg-type]
-        group.samples.remove(request)
-        group.ended.append(request)
-        if not group.samples:
-            del self._state.groups[group.id]
-            self._events.append(_group_finished(group, now_ns, self._state.decodes.num_steps))
-
-    def _give_back_slot(self, request: Request, *, masked: bool) -> None:
-        """Take a request out of what runs, and its slot from it; a masked slot stays taken."""
-        state = self._state
-        state.idle_decodes.pop(request, None)
-        state.prefilling.pop(request, None)
-        state.following.pop(request, None)
-        state.protected.pop(request, None)
-        slot, request.slot = request.slot, None
-        if slot is None:
-            return
-        state.slots[slot] = None
-        state.released_slots.append(slot)
-        if masked:
-            state.masked[slot] = request.id
-        else:
-            heappush(state.free_slots, slot)
-
-    def _unmask(self) -> None:
-        """Empty the masked slots once the last member of a static batch has ended."""
-        state = self._state
-        if state.masked and state.num_running == 0:
-            for slot in state.masked:
-                heappush(state.free_slots, slot)
-                if slot not in state.released_slots:
-                    state.released_slots.append(slot)
-            state.masked.clear()
-
-    def _release_host_blocks(self, request: Request) -> None:
-        if request.host_blocks:
-            assert self._state.host_pool is not None
-            self._state.host_pool.release(request.host_blocks)
-            request.host_blocks = []
-
-    def _register_full(self, request: Request) -> None:
-        """Index the blocks that decoding has filled since the last call."""
-        chain = request.chain
-        assert chain is not None
-        computed = self._state.decodes.computed_tokens(request)
-        num_full = computed // self._config.block_size
-        self._planner.read_blocks(request, num_full)
-        for index in range(len(chain.entries), num_full):
-            self._state.pool.register(chain, index, request.block_table[index])
-
-
-def _group_finished(group: SampleGroup, now_ns: int, step: int) -> Finished:
-    """Sum up a request whose samples have all ended: its reason is the least regular of theirs."""
-    reasons = {sample.finish_reason for sample in group.ended}
-    order = (
-        FinishReason.ERROR,
-        FinishReason.ABORT,
-        FinishReason.DEADLINE,
-        FinishReason.LENGTH,
-        FinishReason.STOP,
-    )
-    first = min(group.ended, key=lambda sample: sample.sample)
-    return Finished(
-        t=now_ns,
-        step=step,
-        id=group.id,
-        reason=next(reason for reason in order if reason in reasons).value,
-        output_tokens=sum(sample.num_output_tokens for sample in group.ended),
-        cached_tokens=first.num_cached_tokens or 0,
-        recomputed_tokens=sum(sample.num_recomputed_tokens for sample in group.ended),
-        preemptions=sum(sample.num_preemptions for sample in group.ended),
-    )
 
 
 def _requester(way: Yield) -> str | None:

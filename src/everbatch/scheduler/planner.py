@@ -35,10 +35,15 @@ class Planner:
         self._decodes = DecodePlanner(config, state, self.blocks, is_news)
         self._prefills = PrefillPlanner(config, state, tokens, self.blocks, is_news)
 
-    def plan(self) -> Draft:
-        """Decide the next step; the pools' transactions must be open."""
+    def plan(self, *, keep_share: bool = True) -> Draft:
+        """Decide the next step; the pools' transactions must be open.
+
+        keep_share: whether to keep the share of prompts where the options say so.
+        """
         draft = Draft()
-        draft.prefill_share = self._prefill_share()
+        if keep_share:
+            draft.prefill_share = self._prefill_share()
+            draft.had_share = draft.prefill_share > 0
         limit = self._config.max_num_batched_tokens - draft.prefill_share
         held_back = self._decodes.plan(draft, limit)
         self._prefills.plan_begun(draft)

@@ -48,14 +48,24 @@ class PrefillPlanner:
             if not request.is_rebuilding:
                 remaining = request.prefill_target - request.num_computed_tokens
                 usable += chunk_size(remaining, tokens, self._config)
-        slots_left = len(self._state.free_slots)
+        slots_left = self._slots_for_queue()
         for request in self._state.policy.queue.in_order(self._step, _nothing):
-            if usable >= tokens or slots_left < request.num_slots:
+            # Nobody passes a rebuild, which may not use the share: behind it there is no use.
+            if usable >= tokens or slots_left < request.num_slots or request.is_rebuilding:
                 break
             slots_left -= request.num_slots
-            if not request.is_rebuilding and not request.host_blocks:
-                usable += chunk_size(request.prefill_target, tokens, self._config)
+            remaining = request.prefill_target - request.num_computed_tokens
+            usable += chunk_size(remaining, tokens, self._config)
         return min(usable, tokens)
+
+    def _slots_for_queue(self) -> int:
+        """Count the slots that the queue may take before a rebuild or a running batch ends."""
+        state = self._state
+        if self._config.batching == "static" and (state.num_running or state.masked):
+            return 0
+        if any(request.is_rebuilding for request in state.prefilling):
+            return 0
+        return len(state.free_slots)
 
     def aged_share(self) -> int:
         """Count the tokens that prompts can use which got none for prefill_aging_steps steps.
@@ -65,7 +75,7 @@ class PrefillPlanner:
         aging_steps, budget = self._config.prefill_aging_steps, self._config.max_num_batched_tokens
         candidates = list(self._state.prefilling)
         head = self._state.policy.queue.peek(self._step)
-        if head is not None and head.num_slots <= len(self._state.free_slots):
+        if head is not None and head.num_slots <= self._slots_for_queue():
             candidates.append(head)
         usable = 0
         for request in candidates:
@@ -167,17 +177,18 @@ class PrefillPlanner:
         slots_left = len(self._state.free_slots) - draft.num_slots_taken
         if request.num_slots > slots_left:
             return Deferral(DeferReason.SEQUENCE_BUDGET, request.num_slots, slots_left)
-        if request.host_blocks:
-            return self._try_swap_in(draft, request)
-        budget_left = self._budget_for(draft, request)
         hits = self._find_prefix(request)
-        start = (len(request.block_table) + len(hits)) * self._config.block_size
+        num_held, num_back = len(request.block_table) + len(hits), len(request.host_blocks)
+        start = num_held * self._config.block_size
+        if num_back:
+            start = request.num_computed_tokens
         remaining = request.prefill_target - start
+        in_decode = remaining == 0
+        budget_left = self._budget_for(draft, request)
         if budget_left <= 0 or (not self._may_chunk(request) and remaining > budget_left):
-            return Deferral(DeferReason.TOKEN_BUDGET, remaining, max(0, budget_left))
-        count = chunk_size(remaining, budget_left, self._config)
-        num_held = len(request.block_table) + len(hits)
-        needed = chunk_blocks(start, count, num_held, self._config.block_size)
+            return Deferral(DeferReason.TOKEN_BUDGET, max(1, remaining), max(0, budget_left))
+        count = 1 if in_decode else chunk_size(remaining, budget_left, self._config)
+        needed = num_back + chunk_blocks(start, count, num_held + num_back, self._config.block_size)
         gate = self._gate.needed(draft, request, num_held, needed)
         available = self._gate.available(draft, hits)
         if gate > available:
@@ -185,43 +196,25 @@ class PrefillPlanner:
         self._admit(draft, request, hits)
         blocks = self._pool.allocate(needed)
         assert blocks is not None
+        if num_back:
+            # It comes back from the host tier as a whole, in the phase it left (R29).
+            draft.swapped_in[request] = blocks[:num_back]
+        self._resume(draft, request, start, 0 if in_decode else count, blocks[num_back:])
+        return None
+
+    def _resume(
+        self, draft: Draft, request: Request, start: int, count: int, blocks: list[int]
+    ) -> None:
+        """Let who was just admitted compute a chunk or, if nothing is left of it, decode."""
+        if count == 0:
+            if blocks:
+                draft.new_blocks[request] = blocks
+            draft.joined[request] = None
+            draft.num_decodes += 1
+            return
         self._grant(draft, request, start, count, blocks)
         draft.num_promised_blocks += self._blocks.still_needed(draft, request)
         self._register_filled(draft, request)
-        return None
-
-    def _try_swap_in(self, draft: Draft, request: Request) -> Deferral | None:
-        """Bring a swapped request back as a whole, in the phase it left (R29)."""
-        block_size = self._config.block_size
-        in_decode = request.num_computed_tokens == request.prefill_target
-        budget_left = self._budget_for(draft, request)
-        if budget_left <= 0:
-            return Deferral(DeferReason.TOKEN_BUDGET, 1, 0)
-        count = 1
-        if not in_decode:
-            remaining = request.prefill_target - request.num_computed_tokens
-            if not self._may_chunk(request) and remaining > budget_left:
-                return Deferral(DeferReason.TOKEN_BUDGET, remaining, budget_left)
-            count = chunk_size(remaining, budget_left, self._config)
-        num_back = len(request.host_blocks)
-        needed = chunk_blocks(request.num_computed_tokens, count, num_back, block_size)
-        gate = self._gate.needed(draft, request, 0, num_back + needed)
-        available = self._gate.available(draft, [])
-        if gate > available:
-            return Deferral(DeferReason.KV_BUDGET, gate, available)
-        self._admit(draft, request, [])
-        blocks = self._pool.allocate(num_back + needed)
-        assert blocks is not None
-        draft.swapped_in[request] = blocks[:num_back]
-        if in_decode:
-            if needed:
-                draft.new_blocks[request] = blocks[num_back:]
-            draft.joined[request] = None
-            draft.num_decodes += 1
-        else:
-            self._grant(draft, request, request.num_computed_tokens, count, blocks[num_back:])
-            draft.num_promised_blocks += self._blocks.still_needed(draft, request)
-        return None
 
     def _form_batch(self, draft: Draft) -> None:
         """Static batching: when no batch runs, those at the head of the queue form one (R36).
@@ -289,7 +282,7 @@ class PrefillPlanner:
 
     def _find_prefix(self, request: Request) -> list[int]:
         """Find the cached blocks a waiting request can read; at least one token stays to do."""
-        if request.chain is None or request.block_table:
+        if request.chain is None or request.block_table or request.host_blocks:
             return []
         self.read_blocks(request, request.prefill_target // self._config.block_size)
         most = (request.prefill_target - 1) // self._config.block_size
@@ -338,7 +331,7 @@ class PrefillPlanner:
 
     def _lack(self, draft: Draft, request: Request) -> Lack:
         """Say what a request of the queue would need more, now, to be admitted with a token."""
-        hits = [] if request.host_blocks else self._find_prefix(request)
+        hits = self._find_prefix(request)
         start = request.num_computed_tokens
         if not request.host_blocks:
             start = (len(request.block_table) + len(hits)) * self._config.block_size

@@ -109,6 +109,8 @@ class Request:
     chain: ContentChain | None = None
     admission_number: int = 0
     last_served_step: int = 0
+    turn: int = 0
+    """Its place among decodes that were last served in the same step: the smaller goes first."""
 
     num_computed_tokens: int = 0
     num_output_tokens: int = 0

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
 
 from everbatch.base.events import Event, StepFailed
-from everbatch.base.invariant import check
 from everbatch.kv_cache.content import ContentChain, root_digest
 from everbatch.scheduler.admission import (
     Rejection,
@@ -27,6 +26,7 @@ from everbatch.scheduler.admission import (
 )
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft
+from everbatch.scheduler.endings import Endings
 from everbatch.scheduler.lifecycle import Lifecycle
 from everbatch.scheduler.plan import Admission, PrefillChunk, StepOutcome, StepPlan, TokenStore
 from everbatch.scheduler.planner import Planner
@@ -52,7 +52,9 @@ class Scheduler:
         self._events: list[Event] = []
         self.deferrals = DeferralLog(self.state, self._events)
         self._planner = Planner(config, self.state, tokens, self.deferrals.is_news)
-        self._lifecycle = Lifecycle(config, self.state, self._planner, self.deferrals, self._events)
+        shared = (config, self.state)
+        self._endings = Endings(*shared, self._planner, self.deferrals, self._events)
+        self._lifecycle = Lifecycle(*shared, self._endings, self.deferrals, self._events)
         self._plan: StepPlan | None = None
         self._draft: Draft | None = None
         self._aborts: dict[str, FinishReason] = {}
@@ -99,7 +101,7 @@ class Scheduler:
                 self._aborts.setdefault(request_id, reason)
             return
         for request in self._named(request_id):
-            self._lifecycle.retire(request, reason, now_ns)
+            self._endings.retire(request, reason, now_ns)
 
     def expire(self, now_ns: int) -> None:
         """End those whose deadline to be planned has passed; `schedule` does it first of all.
@@ -111,7 +113,7 @@ class Scheduler:
             _, _, request = heappop(deadlines)
             # A member of a static batch may hold a slot and have got no token yet.
             if request.last_served_step == 0:
-                self._lifecycle.retire(request, FinishReason.DEADLINE, now_ns)
+                self._endings.retire(request, FinishReason.DEADLINE, now_ns)
 
     def schedule(self, now_ns: int) -> StepPlan | NothingToRun:
         """Plan the next step. The plan must be applied or rolled back before the next call."""
@@ -122,12 +124,17 @@ class Scheduler:
         self._begin()
         try:
             draft = self._planner.plan()
+            if draft.num_tokens == 0 and draft.had_share:
+                # What was kept for first readings could not be used by any of them.
+                self._undo()
+                self._begin()
+                draft = self._planner.plan(keep_share=False)
         except BaseException:
             self._undo()
             raise
         if draft.num_tokens == 0:
             self._undo()
-            return self._nothing_to_run(now_ns)
+            return self._nothing_to_run(draft, now_ns)
         self._draft = draft
         self._plan = self._write_plan(draft, now_ns)
         return self._plan
@@ -148,11 +155,12 @@ class Scheduler:
         assert draft is not None
         self.rollback(plan)
         # The pass may have written blocks that the plan took and the rollback gave back.
-        for blocks in draft.new_blocks.values():
+        for blocks in (*draft.new_blocks.values(), *draft.swapped_in.values()):
             self.state.pool.forget_content(blocks)
+        self.state.pool.forget_content([copy for _, copy in draft.copies.values()])
         self._events.append(StepFailed(now_ns, plan.step, message))
         for request in [*filter(None, self.state.slots), *draft.admitted]:
-            self._lifecycle.retire(request, FinishReason.ERROR, now_ns)
+            self._endings.retire(request, FinishReason.ERROR, now_ns)
         self._lifecycle.drop_host_copies(now_ns)
         self._run_aborts(None, now_ns)
         return self.take_events()
@@ -206,8 +214,12 @@ class Scheduler:
 
     def _refusal(self, request: Request, num_samples: int, now_ns: int) -> Rejection | None:
         state, config = self.state, self.config
-        if request.id in state.requests or request.id in state.groups:
-            message = f"a request with id {request.id!r} is being served: use another id"
+        ids = [request.id]
+        if num_samples > 1:
+            ids += [f"{request.id}/{sample}" for sample in range(num_samples)]
+        taken = [id for id in ids if id in state.requests or id in state.groups]
+        if taken:
+            message = f"a request with id {taken[0]!r} is being served: use another id"
             return Rejection(RejectReason.DUPLICATE_ID, message, 1, 0)
         num_prompt = request.num_prompt_tokens
         rates = state.rates
@@ -245,7 +257,7 @@ class Scheduler:
         """Carry out the aborts that came while the step ran; gives the tokens dropped."""
         aborts, self._aborts = self._aborts, {}
         return sum(
-            self._lifecycle.drop_and_retire(request, draft, reason, now_ns)
+            self._endings.drop_and_retire(request, draft, reason, now_ns)
             for request_id, reason in aborts.items()
             for request in self._named(request_id)
         )
@@ -329,31 +341,36 @@ class Scheduler:
         ]
         return [own, *others]
 
-    def _nothing_to_run(self, now_ns: int) -> NothingToRun:
-        """Let one holder yield if that can help: the next call plans anew (R24)."""
+    def _nothing_to_run(self, stuck: Draft, now_ns: int) -> NothingToRun:
+        """Let one holder yield if that can help: the next call plans anew (R24).
+
+        `stuck` is the plan that had nothing in it. Where nobody with a slot can yield, those who
+        wait and kept their heads lose them, newest first, until there is room (R28). If not even
+        that helps, or nothing ran after so many calls, nobody is named.
+        """
         state, blocks = self.state, self._planner.blocks
-        victim = (
-            choose_victim(
-                blocks.holders(), self.config, state.policy.rank, state.decodes.computed_tokens
-            )
-            or blocks.newest_tail_holder()
-        )
-        if victim is None:
-            check(not state.requests, "requests live, none can run and nobody can yield")
-            return NothingToRun(None)
         state.num_deferred_calls += 1
-        check(
-            state.num_deferred_calls <= self.config.max_num_seqs + len(state.tail_holders),
-            "request after request yields and nobody runs",
-            calls=state.num_deferred_calls,
-        )
+        if state.num_deferred_calls > self.config.max_num_seqs:
+            return NothingToRun(None)
         self._begin()
         draft = Draft()
-        blocks.retract(draft, victim, 1)
+        shortage = blocks.shortage(stuck)
+        victim = choose_victim(
+            blocks.holders(), self.config, state.policy.rank, state.decodes.computed_tokens
+        )
+        if victim is not None:
+            blocks.retract(draft, victim, shortage)
+        else:
+            while state.pool.num_allocatable < shortage or not draft.victims:
+                tail_holder = blocks.newest_tail_holder(draft)
+                if tail_holder is None:
+                    break
+                blocks.retract(draft, tail_holder, shortage)
         self._keep()
         step = state.decodes.num_steps + 1
-        self._lifecycle.preempt(victim, draft.victims[victim], step, now_ns)
-        return NothingToRun(victim.id)
+        for request, way in draft.victims.items():
+            self._lifecycle.preempt(request, way, step, now_ns)
+        return NothingToRun(next((request.id for request in draft.victims), None))
 
     # Committing
 

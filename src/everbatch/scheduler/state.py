@@ -57,6 +57,7 @@ class SchedulerState:
     """Waiting requests that never ran, and their prompt tokens: what the queue limits count."""
     next_arrival: int = 0
     next_admission: int = 0
+    next_turn: int = 0
     num_deferred_calls: int = 0
     """Calls in a row in which somebody had to yield before anybody could run."""
 
@@ -74,6 +75,11 @@ class SchedulerState:
             slots=[None] * config.max_num_seqs,
             free_slots=list(range(config.max_num_seqs)),
         )
+
+    def take_turn(self) -> int:
+        """Give the place behind all who decode, for whoever was just served."""
+        self.next_turn += 1
+        return self.next_turn
 
     @property
     def num_running(self) -> int:

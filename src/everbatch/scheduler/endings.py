@@ -1,0 +1,202 @@
+"""How requests end: with a reason and one final event; their blocks, slots and accounts go back.
+
+The other half of lifecycle.py: these two alone change requests. Called by Scheduler and Lifecycle.
+"""
+
+from heapq import heappush
+
+from everbatch.base.events import Event, Finished, SampleFinished
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.draft import Draft
+from everbatch.scheduler.planner import Planner
+from everbatch.scheduler.report import DeferralLog
+from everbatch.scheduler.request import FinishReason, Request, RequestStatus, SampleGroup
+from everbatch.scheduler.state import SchedulerState
+
+
+class Endings:
+    """Takes requests out of what runs or waits."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        state: SchedulerState,
+        planner: Planner,
+        deferrals: DeferralLog,
+        events: list[Event],
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._planner = planner
+        self._deferrals = deferrals
+        self._events = events
+
+    def drop_and_retire(
+        self, request: Request | None, draft: Draft | None, reason: FinishReason, now_ns: int
+    ) -> int:
+        """Retire a request without counting what this step sampled for it; gives that number."""
+        if request is None or request.status is RequestStatus.FINISHED:
+            return 0
+        num_dropped = 0
+        if draft is not None and self._has_emitted(request, draft):
+            self.settle(request)
+            num_dropped = 1
+            request.num_output_tokens -= num_dropped
+            if self._state.ledger is not None:
+                self._state.ledger.charge_outputs(request.tenant, -num_dropped)
+        self.retire(request, reason, now_ns)
+        return num_dropped
+
+    def retire(self, request: Request | None, reason: FinishReason, now_ns: int) -> None:
+        """End a live request: its blocks lose a reader, its slot is free, nothing comes after."""
+        if request is None or request.status is RequestStatus.FINISHED:
+            return
+        if request.followers:
+            # The prompt that its samples wait for goes with it.
+            for follower in request.followers:
+                self._retire_one(follower, reason, now_ns)
+        self._retire_one(request, reason, now_ns)
+
+    def dequeue(self, request: Request) -> None:
+        state = self._state
+        state.policy.queue.remove(request)
+        state.tail_holders.pop(request, None)
+        if not request.has_started:
+            state.num_fresh_waiting -= 1
+            state.fresh_waiting_tokens -= request.num_prompt_tokens
+
+    def settle(self, request: Request) -> None:
+        """Take a member out of the decode set and bring its counters up to date."""
+        state = self._state
+        if request not in state.decodes:
+            return
+        ran = state.decodes.leave(request)
+        request.num_computed_tokens += ran
+        request.num_output_tokens += ran
+        request.max_computed_tokens = max(request.max_computed_tokens, request.num_computed_tokens)
+        request.last_served_step = state.decodes.num_steps
+        if state.ledger is not None:
+            state.ledger.change_decoding(request.tenant, -1, state.decodes.num_steps)
+        # Where it goes from here is the caller's to say; until then it holds its slot.
+        state.idle_decodes[request] = None
+
+    def _has_emitted(self, request: Request, draft: Draft) -> bool:
+        """Whether the step under way sampled a token for a request."""
+        if request in self._state.decodes:
+            return True
+        chunk = draft.chunks.get(request)
+        if chunk is None and request.group is not None and request.group.has_forked:
+            # A follower's first token came from its leader's chunk.
+            leaders = [r for r in draft.chunks if r.group is request.group and r.sample == 0]
+            chunk = draft.chunks[leaders[0]] if leaders and request.num_output_tokens == 1 else None
+        return chunk is not None and chunk.emits
+
+    def _retire_one(self, request: Request, reason: FinishReason, now_ns: int) -> None:
+        state = self._state
+        self.settle(request)
+        if request.chain is not None and reason is not FinishReason.ERROR and request.block_table:
+            self.register_full(request)
+        if request in state.policy.queue:
+            self.dequeue(request)
+        self.give_back_slot(request, masked=self._config.batching == "static")
+        self._unmask()
+        self._deferrals.forget(request)
+        state.pool.release(request.block_table)
+        request.block_table = []
+        self.release_host_blocks(request)
+        del state.requests[request.id]
+        if state.ledger is not None:
+            state.ledger.depart(request.tenant)
+        request.finish_reason = reason
+        request.move_to(RequestStatus.FINISHED)
+        self._report_end(request, reason, now_ns)
+
+    def _report_end(self, request: Request, reason: FinishReason, now_ns: int) -> None:
+        facts = {
+            "t": now_ns,
+            "step": self._state.decodes.num_steps,
+            "id": request.id,
+            "reason": reason.value,
+            "output_tokens": request.num_output_tokens,
+            "cached_tokens": request.num_cached_tokens or 0,
+            "recomputed_tokens": request.num_recomputed_tokens,
+            "preemptions": request.num_preemptions,
+        }
+        group = request.group
+        if group is None:
+            self._events.append(Finished(**facts))  # type: ignore[arg-type]
+            return
+        self._events.append(SampleFinished(**facts))  # type: ignore[arg-type]
+        group.samples.remove(request)
+        group.ended.append(request)
+        if not group.samples:
+            del self._state.groups[group.id]
+            self._events.append(_group_finished(group, now_ns, self._state.decodes.num_steps))
+
+    def give_back_slot(self, request: Request, *, masked: bool) -> None:
+        """Take a request out of what runs, and its slot from it; a masked slot stays taken."""
+        state = self._state
+        state.idle_decodes.pop(request, None)
+        state.prefilling.pop(request, None)
+        state.following.pop(request, None)
+        state.protected.pop(request, None)
+        slot, request.slot = request.slot, None
+        if slot is None:
+            return
+        state.slots[slot] = None
+        state.released_slots.append(slot)
+        if masked:
+            state.masked[slot] = request.id
+        else:
+            heappush(state.free_slots, slot)
+
+    def _unmask(self) -> None:
+        """Empty the masked slots once the last member of a static batch has ended."""
+        state = self._state
+        if state.masked and state.num_running == 0:
+            for slot in state.masked:
+                heappush(state.free_slots, slot)
+                if slot not in state.released_slots:
+                    state.released_slots.append(slot)
+            state.masked.clear()
+
+    def release_host_blocks(self, request: Request) -> None:
+        if request.host_blocks:
+            assert self._state.host_pool is not None
+            self._state.host_pool.release(request.host_blocks)
+            request.host_blocks = []
+            pending = self._state.swapped_out
+            self._state.swapped_out = [entry for entry in pending if entry[0] is not request]
+
+    def register_full(self, request: Request) -> None:
+        """Index the blocks that decoding has filled since the last call."""
+        chain = request.chain
+        assert chain is not None
+        computed = self._state.decodes.computed_tokens(request)
+        num_full = computed // self._config.block_size
+        self._planner.read_blocks(request, num_full)
+        for index in range(len(chain.entries), num_full):
+            self._state.pool.register(chain, index, request.block_table[index])
+
+
+def _group_finished(group: SampleGroup, now_ns: int, step: int) -> Finished:
+    """Sum up a request whose samples have all ended: its reason is the least regular of theirs."""
+    reasons = {sample.finish_reason for sample in group.ended}
+    order = (
+        FinishReason.ERROR,
+        FinishReason.ABORT,
+        FinishReason.DEADLINE,
+        FinishReason.LENGTH,
+        FinishReason.STOP,
+    )
+    first = min(group.ended, key=lambda sample: sample.sample)
+    return Finished(
+        t=now_ns,
+        step=step,
+        id=group.id,
+        reason=next(reason for reason in order if reason in reasons).value,
+        output_tokens=sum(sample.num_output_tokens for sample in group.ended),
+        cached_tokens=first.num_cached_tokens or 0,
+        recomputed_tokens=sum(sample.num_recomputed_tokens for sample in group.ended),
+        preemptions=sum(sample.num_preemptions for sample in group.ended),
+    )
