@@ -22,6 +22,7 @@ COMMANDS = {
     "chat": "Talk to a running server in the terminal.",
     "generate": "Answer a file of prompts and write JSON Lines.",
     "simulate": "Run a scenario on a virtual clock, without a model.",
+    "explain": "Say why a request waited, from an event log or a running server.",
     "compare": "Put two simulated runs side by side.",
     "scenario": "Print a scenario to begin with.",
 }

@@ -1,0 +1,300 @@
+"""`everbatch explain`: why did my request wait? From an event log, or from a running server.
+
+Belongs here: getting hold of a log's lines, printing, exit status. Not here: what the lines mean
+(diagnose). Exit status 1: the log is broken somewhere; what comes before is explained all the same.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everbatch import __version__
+from everbatch.base.errors import ConfigError, EventLogError, EverbatchError
+from everbatch.diagnose.explain import Explanation, explain
+from everbatch.diagnose.life import Life
+from everbatch.diagnose.log import Ruler
+from everbatch.diagnose.overview import Overview, Totals, overview
+from everbatch.diagnose.sentences import Row, Teller, count
+
+EXIT_DAMAGED = 1
+STANDARD_INPUT = "-"
+EVENTS_PATH = "/debug/events"
+FETCH_TIMEOUT_S = 30.0
+DEFAULT_WORST = 3
+WHEN_WIDTH = 18
+LENGTH_WIDTH = 10
+
+
+@click.command("explain", short_help="Say why a request waited, from a log or a server.")
+@click.argument("source", metavar="LOG|URL")
+@click.argument("request", required=False)
+@click.option(
+    "--worst",
+    type=click.IntRange(1, 1_000_000),
+    help="Name so many requests worth asking about: longest waits, most preempted.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.pass_context
+def command(
+    context: click.Context, source: str, request: str | None, worst: int | None, as_json: bool
+) -> None:
+    """Tell the life of REQUEST from an event log, or from the server at URL.
+
+    Of a request with several samples "ID" tells all of them, "ID/0" one. Without REQUEST: an
+    overview of the log. LOG may be - for standard input.
+    """
+    if request is not None and worst is not None:
+        raise ConfigError("--worst names requests; leave out either it or the request")
+    with _lines(source) as lines, _naming(source):
+        if request is not None:
+            explanation = explain(lines, request)
+            damage, torn = explanation.damage, explanation.torn_line
+            _show(source, explanation, as_json)
+        else:
+            found = overview(lines)
+            assert found.log is not None
+            damage, torn = found.log.damage, found.log.torn_line
+            _show_overview(source, found, worst, as_json)
+    if torn is not None:
+        _tell(f"{source}: line {torn:,} is torn, as a process that is killed leaves it: not read")
+    if damage is not None:
+        _tell(f"{source}: {damage}; the events before it are explained")
+        context.exit(EXIT_DAMAGED)
+
+
+@contextmanager
+def _lines(source: str) -> Iterator[Iterable[str]]:
+    """Open a log: a file, standard input, or the last events of a server."""
+    if source.startswith(("http://", "https://")):
+        yield StringIO(_fetch(source))
+        return
+    if source == STANDARD_INPUT:
+        yield sys.stdin
+        return
+    try:
+        with Path(source).open(encoding="utf-8", errors="replace", newline="\n") as file:
+            yield file
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the log {source} ({error.strerror}): give the file of --event-log or "
+            "--events, or a server's URL"
+        ) from error
+
+
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Put the log's name before what is wrong with it."""
+    try:
+        yield
+    except EventLogError as error:
+        raise EventLogError(f"{source}: {error}") from error
+
+
+def _fetch(url: str) -> str:
+    import httpx
+
+    base = url.rstrip("/").removesuffix("/v1").removesuffix(EVENTS_PATH)
+    try:
+        answer = httpx.get(base + EVENTS_PATH, timeout=FETCH_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise EverbatchError(
+            f"no server answers at {url} ({error}): start one with `everbatch serve`, or give the "
+            "file of its --event-log"
+        ) from error
+    if answer.status_code != httpx.codes.OK:
+        raise EverbatchError(
+            f"{base}{EVENTS_PATH} answered {answer.status_code}: is this a server of everbatch?"
+        )
+    return answer.text
+
+
+# One request
+
+
+def _show(source: str, explanation: Explanation, as_json: bool) -> None:
+    if as_json:
+        _print_json(source, explanation.facts())
+        return
+    teller = Teller(explanation.config, Ruler(explanation.is_steps))
+    blocks = [_notes(explanation)] if _notes(explanation) else []
+    printer = _print_rich if sys.stdout.isatty() else _print_plain
+    for line in blocks:
+        click.echo(line)
+    for number, life in enumerate(explanation.lives):
+        if number:
+            click.echo()
+        printer(teller, life)
+
+
+def _notes(explanation: Explanation) -> str:
+    notes = []
+    if explanation.num_dropped:
+        dropped = count(explanation.num_dropped, "event")
+        notes.append(
+            f"the server no longer has the first {dropped}: of what was admitted before nothing is "
+            "known (--event-log keeps all)"
+        )
+    if explanation.lives[0].num_namesakes:
+        earlier = count(explanation.lives[0].num_namesakes, "request")
+        notes.append(f"{earlier} of this id came and went before; this is the last one")
+    return "\n".join(notes)
+
+
+def _print_plain(teller: Teller, life: Life) -> None:
+    click.echo(teller.heading(life) + "\n")
+    rows = teller.rows(life)
+    when = max(WHEN_WIDTH, *(len(row.when) for row in rows))
+    length = max(LENGTH_WIDTH, *(len(row.length) for row in rows))
+    for row in rows:
+        for line in _row_lines(row, when, length):
+            click.echo(line)
+    facts = teller.summary(life)
+    if not facts:
+        return
+    width = max(len(name) for name, _ in facts)
+    click.echo()
+    for name, told in facts:
+        click.echo(f"  {name.ljust(width)}  {told}")
+
+
+def _row_lines(row: Row, when: int, length: int) -> Iterator[str]:
+    yield f"  {row.when.ljust(when)}  {row.length.ljust(length)}  {row.text}"
+    for detail in row.details:
+        yield f"  {' ' * (when + length + 4)}{detail}"
+
+
+def _print_rich(teller: Teller, life: Life) -> None:
+    # rich is imported for a terminal only.
+    from rich.table import Table
+    from rich.text import Text
+
+    from everbatch.cli.run_view import make_console
+
+    console = make_console()
+    console.print(Text(teller.heading(life), style="bold"))
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold")
+    for row in teller.rows(life):
+        told = Text(row.text)
+        for detail in row.details:
+            told.append(f"\n  {detail}", style="dim")
+        table.add_row(Text(row.when), Text(row.length), told)
+    console.print(table)
+    facts = Table.grid(padding=(0, 2))
+    for name, figure in teller.summary(life):
+        facts.add_row(Text(name, style="dim"), figure)
+    console.print()
+    console.print(facts)
+
+
+# A whole log
+
+
+def _show_overview(source: str, found: Overview, worst: int | None, as_json: bool) -> None:
+    rankings = found.worst(worst or DEFAULT_WORST)
+    if as_json:
+        _print_json(source, _overview_facts(found, rankings))
+        return
+    teller = Teller(found.header["config"], found.ruler)
+    if worst is None:
+        for line in _overview_lines(source, found):
+            click.echo(line)
+    names = [name for name, ranked in rankings.items() if ranked]
+    if not names:
+        click.echo("nobody waited and nobody was preempted")
+    for name in names:
+        click.echo(f"{name}:")
+        for totals in rankings[name]:
+            click.echo(f"  {totals.id}  {_fate(teller, found, totals)}")
+    asked = next((rankings[name][0].id for name in names), next(iter(found.totals), None))
+    if asked is not None:
+        click.echo(f"\nask: everbatch explain {shlex.quote(source)} {shlex.quote(asked)}")
+
+
+def _overview_lines(source: str, found: Overview) -> Iterator[str]:
+    config, log = found.header["config"], found.log
+    assert log is not None
+    clock = "clock of steps" if found.ruler.is_steps else "clock of nanoseconds"
+    yield f"{source}: {count(log.num_events, 'event')}, {clock}"
+    yield (
+        f"  engine    {config['max_num_seqs']:,} slots, {config['max_num_batched_tokens']:,} "
+        f"tokens a step, {config['num_blocks']:,} blocks of {config['block_size']:,}"
+    )
+    yield f"  steps     {found.num_steps:,}, {count(found.num_emitted, 'output')}"
+    yield f"  requests  {len(found.totals):,}: {_counts(found.ends()) or 'none'}"
+    if found.rejected:
+        yield f"  refused   {found.rejected.total():,}: {_counts(found.rejected)}"
+    reasons = found.reasons()
+    if reasons:
+        yield f"  waited    {count(reasons.total(), 'request step')}: {_counts(reasons)}"
+    yield ""
+
+
+def _fate(teller: Teller, found: Overview, totals: Totals) -> str:
+    facts = [f"waited {teller.duration(totals.wait(found.last_t))} in the queue"]
+    if totals.main_reason is not None:
+        facts.append(f"mostly {totals.main_reason}")
+    if totals.num_preemptions:
+        facts.append(f"preempted {count(totals.num_preemptions, 'time')}")
+    if totals.recomputed_tokens:
+        facts.append(f"{count(totals.recomputed_tokens, 'token')} computed again")
+    facts.append(totals.end or "no end in the log")
+    return ", ".join(facts)
+
+
+def _overview_facts(found: Overview, rankings: dict[str, list[Totals]]) -> dict[str, Any]:
+    log = found.log
+    assert log is not None
+    return {
+        "clock": "steps" if found.ruler.is_steps else "ns",
+        "log": {
+            "num_events": log.num_events,
+            "num_dropped": log.num_dropped,
+            "damage": log.damage,
+            "torn_line": log.torn_line,
+        },
+        "num_steps": found.num_steps,
+        "num_requests": len(found.totals),
+        "ends": dict(found.ends()),
+        "rejected": dict(found.rejected),
+        "steps_waited": dict(found.reasons()),
+        "worst": {
+            name: [_totals_facts(found, totals) for totals in ranked]
+            for name, ranked in rankings.items()
+        },
+    }
+
+
+def _totals_facts(found: Overview, totals: Totals) -> dict[str, Any]:
+    return {
+        "id": totals.id,
+        "queue_wait": totals.wait(found.last_t),
+        "steps_waited": dict(totals.steps_waited),
+        "num_preemptions": totals.num_preemptions,
+        "recomputed_tokens": totals.recomputed_tokens,
+        "output_tokens": totals.output_tokens,
+        "end": totals.end,
+    }
+
+
+def _counts(counts: dict[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {number:,}" for name, number in ordered)
+
+
+def _print_json(source: str, facts: dict[str, Any]) -> None:
+    told = {"everbatch": __version__, "source": source, **facts}
+    click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+
+
+def _tell(message: str) -> None:
+    click.echo(f"everbatch: {message}", err=True)
