@@ -142,7 +142,7 @@ def test_absent_max_tokens_is_what_the_limits_leave(llm: LLM) -> None:
 def test_more_prompts_than_the_engine_is_handed_at_once_all_run(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everbatch.llm.MAX_QUEUED", 3)
+    monkeypatch.setattr("everbatch.llm.llm.MAX_QUEUED", 3)
 
     answers = llm.generate(["x"] * 10, SamplingParams(temperature=0, max_tokens=2))
 
@@ -205,6 +205,29 @@ def test_configuration_without_a_size_names_it(tmp_path: Path, key: str) -> None
 # Options of the engine.
 
 
+def test_every_option_may_be_given_by_name(model: Path) -> None:
+    plain, options = (
+        LLM(model, num_blocks=64),
+        {
+            "batching": "static",
+            "num_blocks": 64,
+            "num_host_blocks": 8,
+            "preemption_mode": "auto",
+            "policy": "srpt",
+            "admission": "reserve",
+            "backfill": "safe",
+        },
+    )
+    llm = LLM(model, **options)
+    costs = llm.real.options.scheduler.preemption_costs
+
+    assert costs is not None
+    assert costs.swap_ns_per_block > 0
+    assert costs.recompute_ns_per_token > 0
+    assert dict(llm.real.options.describe())["preemption"].startswith("on shortage, auto, whole")
+    assert text_of(llm, "hello") == text_of(plain, "hello")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -213,6 +236,10 @@ def test_configuration_without_a_size_names_it(tmp_path: Path, key: str) -> None
         ({"max_num_seqs": "8"}, "max_num_seqs must be an integer"),
         ({"kv_cache_memory": "1GiB"}, "kv_cache_memory must be an integer"),
         ({"max_model_len": 257}, "--max-model-len 257 is more than the 256"),
+        ({"tenants": {"a": {"share": 2}}}, "tenant 'a' has the unknown option share"),
+        ({"tenants": {"a": {"weight": 0}}}, "weight must be finite and above 0"),
+        ({"tenants": {"a": 2}}, "not 'a' to 2"),
+        ({"preemption_mode": "swap"}, "host tier"),
     ],
 )
 def test_impossible_option_is_refused_by_name(

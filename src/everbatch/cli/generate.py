@@ -27,7 +27,7 @@ from everbatch.cli.prompts import Task, read_tasks
 from everbatch.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
-    from everbatch.llm import LLM, RequestOutput
+    from everbatch.llm import LLM, CompletionOutput, RequestOutput
 
 EXIT_INCOMPLETE = 1
 EXIT_INTERRUPTED = 130
@@ -43,13 +43,14 @@ EXIT_INTERRUPTED = 130
     required=True,
     type=click.Path(dir_okay=False, allow_dash=True),
     help='One prompt a line: plain text, or a JSON object with "prompt", "prompt_token_ids" or '
-    '"messages", sampling options by name, and an "id". "-": standard input.',
+    '"messages", sampling options by name, an "id", "priority", "tenant". "-": standard input.',
 )
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write. Default: standard output.",
 )
+@click.option("--n", type=int, default=1, show_default=True, help="Samples of each prompt.")
 @click.option("--max-tokens", type=int, help="Most tokens of an answer. Default: what fits.")
 @click.option("--temperature", type=float, default=1.0, show_default=True, help="0: greedy.")
 @click.option("--top-p", type=float, default=1.0, show_default=True)
@@ -59,12 +60,14 @@ EXIT_INTERRUPTED = 130
 def command(prompts_path: str, output: Path | None, **given: Any) -> None:
     """Answer every prompt of a file with MODEL (default: the embedded one).
 
-    Writes one JSON object a prompt, in the order in which answers end: index (0 for the first
-    prompt), id (if given), prompt, text, finish_reason, stop_reason, prompt_tokens,
-    completion_tokens. An "error" says why an answer is not whole; the exit status is then 1.
+    Writes one JSON object an answer, in the order in which prompts end: index (0 for the first
+    prompt), id (if given), sample (if n > 1), prompt, text, finish_reason, stop_reason,
+    prompt_tokens, completion_tokens. An "error" says why an answer is not whole; the exit status is
+    then 1.
     """
     options = pop_engine_options(given)
     tasks = read_tasks(prompts_path, given)
+    _check_priorities(tasks, options.policy)
     by_name = {item.name: getattr(options, item.name) for item in fields(options)}
     console = Console(stderr=True)
     with _opened(output) as file:
@@ -78,7 +81,13 @@ def command(prompts_path: str, output: Path | None, **given: Any) -> None:
             writer = _AnswerWriter(file, tasks)
             try:
                 with _answers_bar(console, len(tasks), writer):
-                    llm.generate(prompts, [task.params for task in tasks], on_finished=writer.write)
+                    llm.generate(
+                        prompts,
+                        [task.params for task in tasks],
+                        priority=[task.priority for task in tasks],
+                        tenant=[task.tenant for task in tasks],
+                        on_finished=writer.write,
+                    )
             except KeyboardInterrupt:
                 told = f"interrupted: {writer.num_written} of {len(tasks)} prompts are answered"
                 click.echo(f"everbatch: {told}", err=True)
@@ -89,7 +98,7 @@ def command(prompts_path: str, output: Path | None, **given: Any) -> None:
 
 
 class _AnswerWriter:
-    """Writes answers as they end and counts them."""
+    """Writes the answers of each prompt as it ends, and counts prompts."""
 
     def __init__(self, file: FileIO, tasks: list[Task]) -> None:
         self._file = file
@@ -99,7 +108,7 @@ class _AnswerWriter:
         self.on_written: Callable[[], None] = lambda: None
 
     def write(self, index: int, answer: "RequestOutput") -> None:
-        rest = memoryview(_line(index, answer, self._tasks[index]))
+        rest = memoryview(_lines(index, answer, self._tasks[index]))
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -111,8 +120,18 @@ class _AnswerWriter:
                 f"{self.num_written} of {len(self._tasks)} are written"
             ) from error
         self.num_written += 1
-        self.num_failed += answer.outputs[0].error is not None
+        self.num_failed += any(completion.error is not None for completion in answer.outputs)
         self.on_written()
+
+
+def _check_priorities(tasks: list[Task], policy: str) -> None:
+    """Refuse priorities that nobody would look at, before a model is loaded."""
+    for task in tasks:
+        if task.priority != 0 and policy != "priority":
+            raise InvalidRequest(
+                f"line {task.number}: priority is {task.priority}, but --policy is {policy}, which "
+                "knows none: leave it out or use --policy priority"
+            )
 
 
 def _encoded(llm: "LLM", task: Task) -> list[int]:
@@ -126,11 +145,16 @@ def _encoded(llm: "LLM", task: Task) -> list[int]:
         raise InvalidRequest(f"line {task.number}: {error}", error.param) from error
 
 
-def _line(index: int, answer: "RequestOutput", task: Task) -> bytes:
-    completion = answer.outputs[0]
+def _lines(index: int, answer: "RequestOutput", task: Task) -> bytes:
+    return b"".join(_line(index, answer, one, task) for one in answer.outputs)
+
+
+def _line(index: int, answer: "RequestOutput", completion: "CompletionOutput", task: Task) -> bytes:
     facts: dict[str, object] = {"index": index}
     if task.id is not None:
         facts["id"] = task.id
+    if len(answer.outputs) > 1:
+        facts["sample"] = completion.index
     facts |= {
         "prompt": task.prompt if task.messages is None else task.messages,
         "text": completion.text,

@@ -15,18 +15,24 @@ from everbatch.base.errors import InvalidRequest
 from everbatch.engine.sampling_params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+OTHER_KEYS = ("id", "priority", "tenant")
 _SAMPLING_KEYS = frozenset(SamplingParams.__dataclass_fields__)
 
 
 @dataclass(slots=True)
 class Task:
-    """One line: what to answer, and how. `prompt` is text or token ids; None with `messages`."""
+    """One line: what to answer, and how. `prompt` is text or token ids; None with `messages`.
+
+    priority, tenant: its standing in the queue, for the policies that look at them.
+    """
 
     number: int
     id: object
     prompt: str | list[int] | None
     messages: list[dict[str, object]] | None
     params: SamplingParams
+    priority: int = 0
+    tenant: str = ""
 
 
 def read_tasks(path: str, defaults: dict[str, Any]) -> list[Task]:
@@ -77,7 +83,7 @@ def _parse(line: str, number: int, defaults: dict[str, Any]) -> Task:
     given = [key for key in PROMPT_KEYS if key in facts]
     if len(given) != 1:
         raise InvalidRequest(f"line {number} must have exactly one of {', '.join(PROMPT_KEYS)}")
-    unknown = [key for key in facts if key not in (*PROMPT_KEYS, *_SAMPLING_KEYS, "id")]
+    unknown = [key for key in facts if key not in (*PROMPT_KEYS, *_SAMPLING_KEYS, *OTHER_KEYS)]
     if unknown:
         raise InvalidRequest(f"line {number} has the unknown field {', '.join(unknown)}")
     [key] = given
@@ -89,9 +95,13 @@ def _parse(line: str, number: int, defaults: dict[str, Any]) -> Task:
         )
     sampling = {name: value for name, value in facts.items() if name in _SAMPLING_KEYS}
     params = _params(defaults, sampling, number)
-    if key == "messages":
-        return Task(number, facts.get("id"), None, facts[key], params)
-    return Task(number, facts.get("id"), facts[key], None, params)
+    priority, tenant = facts.get("priority", 0), facts.get("tenant", "")
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise InvalidRequest(f"line {number}: priority must be an integer, not {priority!r}")
+    if not isinstance(tenant, str):
+        raise InvalidRequest(f"line {number}: tenant must be text, not {tenant!r}")
+    prompt, messages = (None, facts[key]) if key == "messages" else (facts[key], None)
+    return Task(number, facts.get("id"), prompt, messages, params, priority, tenant)
 
 
 def _params(defaults: dict[str, Any], given: dict[str, Any], number: int) -> SamplingParams:

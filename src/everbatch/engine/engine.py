@@ -14,7 +14,12 @@ from everbatch.base.events import Event, Finished, SampleFinished
 from everbatch.engine.executor import EmittedTokens, Executor, TokenLogprobs
 from everbatch.engine.metrics import EngineMetrics, EngineStats
 from everbatch.engine.sampling_params import SamplingParams
-from everbatch.scheduler.admission import Rejection, most_output_tokens, refusal
+from everbatch.scheduler.admission import (
+    Rejection,
+    most_output_tokens,
+    queue_refusal,
+    refusal,
+)
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import StepOutcome, StepPlan
 from everbatch.scheduler.request import FinishReason, Request
@@ -143,6 +148,12 @@ class Engine:
         rejection = self.scheduler.add(core_request, now_ns, request.n)
         request.arrival_number = core_request.arrival_number
         return rejection
+
+    def has_queue_room(self, num_prompt_tokens: int) -> bool:
+        """Whether the limits of the queue let one more such request wait now."""
+        state = self.scheduler.state
+        num_waiting, num_tokens = state.num_fresh_waiting, state.fresh_waiting_tokens
+        return queue_refusal(num_prompt_tokens, num_waiting, num_tokens, self.config) is None
 
     def tenant_wait_ns(self, tenant: str) -> int:
         """Give how long until a tenant's rate lets one more request in."""

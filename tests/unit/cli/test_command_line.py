@@ -235,6 +235,14 @@ def test_bad_prompt_line_is_known_without_a_model() -> None:
     assert_one_line_error(done, "line 2", "prompt must be text")
 
 
+def test_priority_that_nobody_looks_at_is_known_without_a_model() -> None:
+    line = '{"prompt": "x", "priority": 3}'
+
+    done = run("generate", "no/model", "--prompts", "-", stdin=f"fine\n{line}\n")
+
+    assert_one_line_error(done, "line 2", "priority is 3", "--policy priority")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

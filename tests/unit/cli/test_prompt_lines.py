@@ -26,6 +26,13 @@ def test_plain_lines_are_prompts_and_empty_ones_none(tmp_path: Path) -> None:
     assert {task.params.max_tokens for task in tasks} == {5}
 
 
+def test_lines_may_have_samples_and_a_standing_in_the_queue(tmp_path: Path) -> None:
+    tasks = tasks_of(tmp_path, 'x\n{"prompt": "y", "n": 3, "priority": -2, "tenant": "a"}', n=2)
+
+    assert [task.params.n for task in tasks] == [2, 3]
+    assert [(task.priority, task.tenant) for task in tasks] == [(0, ""), (-2, "a")]
+
+
 def test_only_newlines_end_lines(tmp_path: Path) -> None:
     inside = "a\u2028b\x0bc\x85d\x0ce"
 
@@ -69,7 +76,11 @@ def test_objects_have_a_prompt_options_of_their_own_and_an_id(tmp_path: Path) ->
         ('{"a":' * 5_000, "not JSON"),
         ("{}", "exactly one of prompt, prompt_token_ids, messages"),
         ('{"prompt": "a", "messages": []}', "exactly one of"),
-        ('{"prompt": "a", "n": 2, "best_of": 2}', "unknown field n, best_of"),
+        ('{"prompt": "a", "n": 2, "best_of": 2}', "unknown field best_of"),
+        ('{"prompt": "a", "n": 0}', r"n must lie in \[1, 128\], got 0"),
+        ('{"prompt": "a", "priority": "high"}', "priority must be an integer, not 'high'"),
+        ('{"prompt": "a", "priority": true}', "priority must be an integer, not True"),
+        ('{"prompt": "a", "tenant": 5}', "tenant must be text, not 5"),
         ('{"prompt": 5}', "prompt must be text or a list of token ids, not int"),
         ('{"prompt": null}', "prompt must be text or a list of token ids, not NoneType"),
         ('{"prompt_token_ids": "a"}', "prompt_token_ids must be a list, not str"),

@@ -1,19 +1,16 @@
-"""`LLM.generate` for scripts: prompts in, texts out, with vLLM's names.
+"""The loop behind `LLM.generate` and `LLM.chat`: requests in, steps, answers out.
 
-Belongs here: the offline face. Not here: serving (server), putting an engine together (assemble).
-
-    from everbatch import LLM, SamplingParams
-    llm = LLM()
-    [answer] = llm.generate(["The capital of France is"], SamplingParams(max_tokens=8))
-    print(answer.outputs[0].text)
+Belongs here: the class. Not here: its records (outputs.py), what may be given as prompts
+(prompts.py), putting an engine together (assemble).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -25,17 +22,22 @@ from everbatch.engine.engine import EngineRequest, StepResult, TokenOutput
 from everbatch.engine.executor import TokenLogprobs
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.engine.token_checks import check_min_tokens, check_sampling_ids, check_token_ids
+from everbatch.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from everbatch.llm.prompts import (
+    Message,
+    Prompt,
+    is_list,
+    listed,
+    one_each,
+    paired,
+    token_ids_of,
+)
+from everbatch.scheduler.config import TenantConfig
 from everbatch.scheduler.request import FinishReason
 from everbatch.tokenizer.text_stream import TextStream
 from everbatch.tokenizer.tokenizer import Tokenizer
 
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, object]
-"""Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}."""
-
-Message: TypeAlias = Mapping[str, object]
-"""One turn of a conversation: {"role": …, "content": …}."""
-
-OnFinished = Callable[[int, "RequestOutput"], None]
+OnFinished = Callable[[int, RequestOutput], None]
 """Hears of each answer as it ends, with the position of its prompt."""
 
 MAX_QUEUED = 4_096
@@ -43,60 +45,33 @@ MAX_QUEUED = 4_096
 
 
 @dataclass(slots=True)
-class Logprob:
-    """Of one token in one place: log probability, rank (1: the likeliest), and its text."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One answer.
-
-    finish_reason: "stop", "length" or "error", and `error` then says why. stop_reason: the stop
-    string or stop token id that ended it, if one did. logprobs: if asked for, by token id, for
-    each token of the answer: the token itself first, then the likeliest.
-    """
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """A prompt and what came of it. `prompt` is None if token ids were given."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool = False
-
-
-@dataclass(slots=True)
 class _Wanted:
     """A prompt that can run."""
 
+    index: int
     text: str | None
     token_ids: list[int]
     params: SamplingParams
+    priority: int
+    tenant: str
 
 
 @dataclass(slots=True)
 class _Running:
     """A request under way."""
 
-    index: int
+    wanted: _Wanted
     output: RequestOutput
-    params: SamplingParams
+    num_open: int
+    """Samples that have not ended."""
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One sample of a request, and the text that comes of it."""
+
+    request: _Running
+    completion: CompletionOutput
     stream: TextStream
 
 
@@ -114,6 +89,10 @@ class LLM:
             )
         if options.get("event_log") is not None:
             options["event_log"] = Path(options["event_log"])
+        if isinstance(options.get("tenants"), Mapping):
+            options["tenants"] = {
+                name: _tenant(name, one) for name, one in options["tenants"].items()
+            }
         name = None if model is None else str(model)
         self._real = build_engine(EngineOptions(model=name, **options), progress)
         self._ids = count()
@@ -131,18 +110,26 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: Sequence[int] | None = None,
+        tenant: Sequence[str] | None = None,
         on_finished: OnFinished | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts, in their order; one SamplingParams for all, or one each.
 
-        Raises InvalidRequest, before anything runs, if one of them can never run. Ctrl-C takes
-        effect between two steps: the engine can be used again.
+        `priority` (lower runs first, under policy priority) and `tenant` (under policy vtc): one
+        for each prompt. Raises InvalidRequest, before anything runs, if one of them can never run.
+        Ctrl-C takes effect between two steps: the engine can be used again.
         """
-        listed = _listed(prompts)
-        params = _paired(sampling_params, len(listed))
+        given = listed(prompts)
+        params = paired(sampling_params, len(given))
+        priorities = one_each("priority", priority, 0, len(given))
+        tenants = one_each("tenant", tenant, "", len(given))
+        self._check_priorities(priorities)
+        _check_tenants(tenants)
+        rows = zip(given, params, priorities, tenants, strict=True)
         wanted = [
-            self._wanted(prompt, of_prompt, index if len(listed) > 1 else None)
-            for index, (prompt, of_prompt) in enumerate(zip(listed, params, strict=True))
+            self._wanted(index, prompt, of_prompt, level, name, is_one_of_many=len(given) > 1)
+            for index, (prompt, of_prompt, level, name) in enumerate(rows)
         ]
         return self._run(wanted, on_finished or _ignore)
 
@@ -154,14 +141,14 @@ class LLM:
         on_finished: OnFinished | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
-        several = _is_list(messages) and messages and _is_list(messages[0])
+        several = is_list(messages) and messages and is_list(messages[0])
         conversations = messages if several else [messages]
         prompts = [self.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, on_finished=on_finished)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Give the token ids of a conversation, ready for the model's turn."""
-        if not _is_list(messages) or not messages:
+        if not is_list(messages) or not messages:
             raise InvalidRequest(
                 'messages must be a list of at least one {"role": …, "content": …}', "messages"
             )
@@ -170,24 +157,45 @@ class LLM:
 
     def check(self, prompt: Prompt, sampling_params: SamplingParams) -> list[int]:
         """Give the token ids of a prompt; raises InvalidRequest if it can never run."""
-        return self._wanted(prompt, sampling_params, None).token_ids
+        return self._wanted(0, prompt, sampling_params, 0, "", is_one_of_many=False).token_ids
 
     def close(self) -> None:
         """Write what is left of the event log."""
         self._real.close()
 
-    def _wanted(self, prompt: Prompt, params: SamplingParams, index: int | None) -> _Wanted:
-        """Check a prompt; `index` is told in the error, where there are several."""
+    def _check_priorities(self, priorities: Sequence[int]) -> None:
+        policy = self._real.engine.config.policy
+        for one in priorities:
+            if isinstance(one, bool) or not isinstance(one, int):
+                raise InvalidRequest(f"priority must hold integers, not {one!r}", "priority")
+            if one != 0 and policy != "priority":
+                raise InvalidRequest(
+                    f"priority is {one}, but the policy is {policy}, which knows none: leave it "
+                    'out, or make the LLM with policy="priority"',
+                    "priority",
+                )
+
+    def _wanted(
+        self,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        tenant: str,
+        *,
+        is_one_of_many: bool,
+    ) -> _Wanted:
+        """Check a prompt; the error tells its index where there are several."""
         try:
             text, token_ids = self._encode(prompt)
             # Checked again, and nobody's to change from here on.
             snapshot = replace(params)
             self._check(token_ids, snapshot)
         except InvalidRequest as error:
-            if index is None:
+            if not is_one_of_many:
                 raise
             raise InvalidRequest(f"prompts[{index}]: {error}", error.param) from error
-        return _Wanted(text, token_ids, snapshot)
+        return _Wanted(index, text, token_ids, snapshot, priority, tenant)
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Give the text, if it came as text, and the token ids."""
@@ -202,40 +210,40 @@ class LLM:
                 )
             if text is not None and not isinstance(text, str):
                 raise InvalidRequest(f'"prompt" must be text, not {type(text).__name__}', "prompts")
-            return (None, _token_ids(token_ids)) if text is None else self._encode(text)
+            return (None, token_ids_of(token_ids)) if text is None else self._encode(text)
         if isinstance(prompt, str):
             return prompt, self._real.tokenizer.encode(prompt)
-        return None, _token_ids(prompt)
+        return None, token_ids_of(prompt)
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         engine, vocab_size = self._real.engine, self._real.vocab_size
         check_token_ids(token_ids, vocab_size)
         check_sampling_ids(params, vocab_size)
-        check_min_tokens(params, engine.max_output_tokens(len(token_ids)))
-        rejection = engine.refusal(len(token_ids), params.max_tokens)
+        check_min_tokens(params, engine.max_output_tokens(len(token_ids), params.n))
+        rejection = engine.refusal(len(token_ids), params.max_tokens, params.n)
         if rejection is not None:
             raise InvalidRequest(rejection.message, "prompts")
 
     def _run(self, wanted: list[_Wanted], on_finished: OnFinished) -> list[RequestOutput]:
         engine = self._real.engine
-        results: list[RequestOutput] = []
-        running: dict[str, _Running] = {}
-        pending = iter(wanted)
+        results = [_output(next(self._ids), one) for one in wanted]
+        running: dict[str, _Sample] = {}
+        pending = deque(zip(wanted, results, strict=True))
         is_between_steps = True
         try:
             with interrupts_between_steps() as check_interrupt:
-                self._fill(pending, running, results)
+                self._fill(pending, running, on_finished)
                 while running:
                     check_interrupt()
                     is_between_steps = False
                     result = engine.step()
                     is_between_steps = True
                     self._take(result, running, on_finished)
-                    self._fill(pending, running, results)
+                    self._fill(pending, running, on_finished)
         finally:
             # After an interrupt, or an error above, nothing of this call may go on running.
-            for request_id in running:
-                engine.abort(request_id)
+            for sample_id in running:
+                engine.abort(sample_id)
             # Aborts, those of stop strings too, are told at a boundary.
             if is_between_steps and engine.has_work:
                 engine.step()
@@ -243,54 +251,84 @@ class LLM:
 
     def _fill(
         self,
-        pending: Iterator[_Wanted],
-        running: dict[str, _Running],
-        results: list[RequestOutput],
+        pending: deque[tuple[_Wanted, RequestOutput]],
+        running: dict[str, _Sample],
+        on_finished: OnFinished,
     ) -> None:
-        while len(running) < MAX_QUEUED:
-            wanted = next(pending, None)
-            if wanted is None:
+        """Hand requests to the engine, as many as may wait there."""
+        engine = self._real.engine
+        while pending and len(running) < MAX_QUEUED:
+            wanted, output = pending[0]
+            # A full queue is no refusal here: there is room later, unless nobody is in the way.
+            if running and not engine.has_queue_room(len(wanted.token_ids)):
                 return
-            request_id = f"offline-{next(self._ids)}"
-            output = RequestOutput(request_id, wanted.text, wanted.token_ids, [CompletionOutput(0)])
-            ids = np.asarray(wanted.token_ids, np.int32)
-            rejection = self._real.engine.add(
-                EngineRequest(request_id, ids, len(ids), wanted.params)
-            )
-            assert rejection is None, "the limits were checked before"
+            pending.popleft()
+            self._add(wanted, output, running, on_finished)
+
+    def _add(
+        self,
+        wanted: _Wanted,
+        output: RequestOutput,
+        running: dict[str, _Sample],
+        on_finished: OnFinished,
+    ) -> None:
+        request = EngineRequest(
+            output.request_id,
+            np.asarray(wanted.token_ids, np.int32),
+            len(wanted.token_ids),
+            wanted.params,
+            priority=wanted.priority,
+            tenant=wanted.tenant,
+            n=wanted.params.n,
+        )
+        rejection = self._real.engine.add(request)
+        if rejection is not None:
+            # Whatever else would refuse it was checked before: its tenant's rate, or a queue that
+            # can never hold it.
+            for completion in output.outputs:
+                completion.finish_reason = FinishReason.ERROR.value
+                completion.error = rejection.message
+            output.finished = True
+            on_finished(wanted.index, output)
+            return
+        started = _Running(wanted, output, wanted.params.n)
+        for sample_id, completion in zip(request.sample_ids, output.outputs, strict=True):
             stream = TextStream(self._real.tokenizer, wanted.params)
-            running[request_id] = _Running(len(results), output, wanted.params, stream)
-            results.append(output)
+            running[sample_id] = _Sample(started, completion, stream)
 
     def _take(
-        self, result: StepResult, running: dict[str, _Running], on_finished: OnFinished
+        self, result: StepResult, running: dict[str, _Sample], on_finished: OnFinished
     ) -> None:
         ended = dict(result.finished)
         for token in result.outputs:
-            request = running.get(token.request_id)
-            if request is None:
+            sample = running.get(token.request_id)
+            if sample is None:
                 continue
             is_stop = ended.get(token.request_id) is FinishReason.STOP
-            if self._push(request, token, is_stop_token=is_stop):
+            if self._push(sample, token, is_stop_token=is_stop):
                 self._real.engine.abort(token.request_id, FinishReason.STOP)
                 ended[token.request_id] = FinishReason.STOP
-        for request_id, reason in ended.items():
-            request = running.pop(request_id, None)
-            if request is not None:
-                _finish(request, reason, result.error)
-                on_finished(request.index, request.output)
+        for sample_id, reason in ended.items():
+            sample = running.pop(sample_id, None)
+            if sample is not None:
+                request = sample.request
+                _finish(sample, reason, result.error)
+                request.num_open -= 1
+                if request.num_open == 0:
+                    request.output.finished = True
+                    on_finished(request.wanted.index, request.output)
 
-    def _push(self, request: _Running, token: TokenOutput, *, is_stop_token: bool) -> bool:
+    def _push(self, sample: _Sample, token: TokenOutput, *, is_stop_token: bool) -> bool:
         """Add a token; gives whether a stop string was found."""
-        completion = request.output.outputs[0]
+        completion = sample.completion
         completion.token_ids.append(token.token_id)
         if token.logprobs is not None:
             self._add_logprobs(completion, token.token_id, token.logprobs)
-        delta = request.stream.push(token.token_id, ends_request=is_stop_token)
+        delta = sample.stream.push(token.token_id, ends_request=is_stop_token)
         completion.text += delta.text
         if delta.stopped is not None:
             completion.stop_reason = delta.stopped
-        elif is_stop_token and token.token_id in request.params.stop_token_ids:
+        elif is_stop_token and token.token_id in sample.request.wanted.params.stop_token_ids:
             completion.stop_reason = token.token_id
         return delta.stopped is not None
 
@@ -311,9 +349,14 @@ class LLM:
         completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + of_token.logprob
 
 
-def _finish(request: _Running, reason: FinishReason, error: str | None) -> None:
-    completion = request.output.outputs[0]
-    rest = request.stream.finish()
+def _output(number: int, wanted: _Wanted) -> RequestOutput:
+    completions = [CompletionOutput(index) for index in range(wanted.params.n)]
+    return RequestOutput(f"offline-{number}", wanted.text, wanted.token_ids, completions)
+
+
+def _finish(sample: _Sample, reason: FinishReason, error: str | None) -> None:
+    completion = sample.completion
+    rest = sample.stream.finish()
     completion.text += rest.text
     if rest.stopped is not None and reason is not FinishReason.ERROR:
         completion.stop_reason = rest.stopped
@@ -321,61 +364,22 @@ def _finish(request: _Running, reason: FinishReason, error: str | None) -> None:
     completion.finish_reason = reason.value
     if reason is FinishReason.ERROR:
         completion.error = error or "the model gave no finite numbers for this request"
-    request.output.finished = True
 
 
-def _listed(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """Tell one prompt from a list of prompts."""
-    if isinstance(prompts, bytes | bytearray):
-        raise InvalidRequest("prompts must be text or token ids, not bytes", "prompts")
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise InvalidRequest(
-            f"prompts must be a prompt or a list of prompts, not {type(prompts).__name__}",
-            "prompts",
-        )
-    listed = list(prompts)
-    if listed and isinstance(listed[0], int | np.integer):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
+def _check_tenants(tenants: Sequence[object]) -> None:
+    for one in tenants:
+        if not isinstance(one, str):
+            raise InvalidRequest(f"tenant must hold text, not {one!r}", "tenant")
 
 
-def _paired(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    if isinstance(sampling_params, SamplingParams) or sampling_params is None:
-        return [sampling_params or SamplingParams()] * num_prompts
-    params = list(sampling_params)
-    if len(params) != num_prompts:
-        raise InvalidRequest(
-            f"{num_prompts} prompts came with {len(params)} sampling_params: give one for all "
-            "or one each",
-            "sampling_params",
-        )
-    for one in params:
-        if not isinstance(one, SamplingParams):
-            raise InvalidRequest(
-                f"sampling_params must hold SamplingParams, not {one!r}", "sampling_params"
-            )
-    return params
-
-
-def _token_ids(given: object) -> list[int]:
-    if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
-        raise InvalidRequest(
-            f"token ids must be a list of integers, not {type(given).__name__}", "prompts"
-        )
-    token_ids = []
-    for token_id in given:
-        if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
-            raise InvalidRequest(f"token ids must be integers, not {token_id!r}", "prompts")
-        token_ids.append(int(token_id))
-    return token_ids
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+def _tenant(name: str, given: object) -> object:
+    """Take a tenant's options by name too; what is wrong with others is told later."""
+    if not isinstance(given, Mapping):
+        return given
+    unknown = sorted(set(given) - {item.name for item in fields(TenantConfig)})
+    if unknown:
+        raise ConfigError(f"tenant {name!r} has the unknown option {', '.join(map(str, unknown))}")
+    return TenantConfig(**given)
 
 
 def _ignore(_index: int, _output: RequestOutput) -> None:
