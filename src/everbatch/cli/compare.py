@@ -5,6 +5,7 @@ Belongs here: reading A and B, refusing what cannot be compared, printing. Not h
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +26,27 @@ MAX_ROWS = 20
 
 @click.command("compare", short_help="Put two simulated runs side by side.")
 @click.argument("a")
-@click.argument("b")
+@click.argument("b", required=False)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="OPTION=VALUE",
+    help="An option of the scheduler in run B, which is A otherwise; may come several times.",
+)
 @click.option(
     "--anyway", is_flag=True, help="Compare runs whose arrivals, slots or horizon differ too."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
-def command(a: str, b: str, anyway: bool, as_json: bool) -> None:
-    """Compare runs A and B: scenario files, built-in names, or saved --json summaries."""
-    run_a, run_b = _load(a), _load(b)
+def command(a: str, b: str | None, settings: tuple[str, ...], anyway: bool, as_json: bool) -> None:
+    """Compare runs A and B: scenario files, built-in names, or saved --json summaries.
+
+    Without B: A with options --set to other values.
+    """
+    if b is None and not settings:
+        raise click.UsageError("give B, or options of A to --set")
+    run_a, run_b = _load(a), _load(a if b is None else b, settings)
+    b = " ".join([a if b is None else b, *settings])
     result = compare(run_a, run_b)
     if result.obstacles and not anyway:
         told = "; ".join(f"{fact.name}: {fact.a} in A, {fact.b} in B" for fact in result.obstacles)
@@ -46,11 +60,17 @@ def command(a: str, b: str, anyway: bool, as_json: bool) -> None:
     _print(a, b, result)
 
 
-def _load(name: str) -> Summary:
-    """Run a scenario, or read a saved summary."""
+def _load(name: str, settings: Sequence[str] = ()) -> Summary:
+    """Run a scenario, with options set otherwise, or read a saved summary."""
     path = Path(name)
     saved = _saved_summary(path) if path.is_file() else None
-    return saved if saved is not None else simulate(find_scenario(name))
+    if saved is None:
+        return simulate(find_scenario(name).with_settings(settings))
+    if settings:
+        raise ConfigError(
+            f"{path} is the summary of a run that is over: nothing can be --set in it"
+        )
+    return saved
 
 
 def _saved_summary(path: Path) -> Summary | None:

@@ -30,6 +30,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command("simulate", short_help="Run a scenario on a virtual clock, without a model.")
 @click.argument("scenario", required=False)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="OPTION=VALUE",
+    help="An option of the scheduler, in place of the scenario's; may come several times.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--steps", type=_FILE, help="Write one JSON object a step to this file.")
 @click.option("--events", type=_FILE, help="Write the event log to this file.")
@@ -50,6 +57,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def command(
     context: click.Context,
     scenario: str | None,
+    settings: tuple[str, ...],
     as_json: bool,
     steps: Path | None,
     events: Path | None,
@@ -61,7 +69,7 @@ def command(
     if scenario is None:
         _list_builtin()
         return
-    found = find_scenario(scenario).with_run(horizon=horizon, seed=seed)
+    found = find_scenario(scenario).with_run(horizon=horizon, seed=seed).with_settings(settings)
     timeline = None if as_json else SlotHistory(min(found.engine.max_num_seqs, MAX_TIMELINE_SLOTS))
     with OutputFiles() as files:
         requests_file = None

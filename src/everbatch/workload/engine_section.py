@@ -9,7 +9,7 @@ from typing import Any
 
 from everbatch.base.errors import ConfigError
 from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
-from everbatch.workload.fields import Fields
+from everbatch.workload.fields import Fields, did_you_mean, shown
 
 SIZES = ("max_num_seqs", "max_num_batched_tokens", "num_blocks")
 """Options without a default: a scenario must give them."""
@@ -68,6 +68,28 @@ def read_engine(
         return SchedulerConfig(**given, tenants=tenants)
     except ConfigError as error:
         raise ConfigError(f"[engine] {error}") from error
+
+
+def read_setting(text: str) -> tuple[str, bool | int | float | str]:
+    """Read `NAME=VALUE`, an option given beside a scenario; ConfigError if it is none."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise ConfigError(f"{shown(text)} sets nothing: write OPTION=VALUE")
+    if name not in OPTIONS:
+        raise ConfigError(
+            f"[engine] has no key {shown(name)}{did_you_mean(name, OPTIONS)}; its keys are "
+            f"{', '.join(OPTIONS)}"
+        )
+    wanted = type(DEFAULTS[name]) if name in DEFAULTS else int
+    if wanted is bool:
+        if value not in ("true", "false"):
+            raise ConfigError(f"[engine] {name} is {shown(value)}, it must be true or false")
+        return name, value == "true"
+    try:
+        return name, wanted(value)
+    except ValueError as error:
+        what = _KINDS[wanted][0]
+        raise ConfigError(f"[engine] {name} is {shown(value)}, it must be {what}") from error
 
 
 def _typed(section: Fields, name: str) -> bool | int | float | str:

@@ -10,14 +10,15 @@ other clocks, traces and synthetic arrivals ([workload]).
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from everbatch.base.errors import ConfigError
 from everbatch.scheduler.config import SchedulerConfig, TenantConfig
-from everbatch.workload.engine_section import read_engine
+from everbatch.workload.engine_section import read_engine, read_setting
 from everbatch.workload.fields import MAX_INTEGER, Fields, is_writable, shown
 from everbatch.workload.presets import (
     HARDWARE_SIZES,
@@ -66,6 +67,19 @@ class Scenario:
         if seed is not None:
             run = replace(run, seed=seed)
         return replace(self, run=run)
+
+    def with_settings(self, settings: Iterable[str]) -> "Scenario":
+        """Give the scenario with options of [engine] as "NAME=VALUE" says; ConfigError if not."""
+        options: dict[str, Any] = dict(map(read_setting, settings))
+        block_size = options.get("block_size", self.engine.block_size)
+        try:
+            if options.get("preemption_mode", self.engine.preemption_mode) == "auto":
+                options["preemption_costs"] = preemption_costs(
+                    self.hardware, self.model, block_size
+                )
+            return replace(self, engine=replace(self.engine, **options))
+        except ConfigError as error:
+            raise ConfigError(f"[engine] {error}") from error
 
     def requests_digest(self) -> str:
         """Give a digest of all requests: equal for equal workloads."""

@@ -139,3 +139,35 @@ def test_the_table_names_both_runs_and_those_who_pay(write):
     assert f"A = {pair[0]}, B = {pair[1]}" in answer.out.replace("\n", "")
     assert "num_blocks" in answer.out
     assert "2 requests pay, 0 gain, 1 fare the same" in answer.out
+
+
+def test_without_b_options_are_set_in_a(write):
+    path = write("a.json")
+    set_here = compared(path, "--set", "num_blocks=5", "--set", "preemption_trigger=stall")
+    written = compared(path, write("b.json", num_blocks=5, preemption_trigger="stall"))
+
+    assert set_here["b"] == f"{path} num_blocks=5 preemption_trigger=stall"
+    assert {**set_here, "b": ""} == {**written, "b": ""}
+
+
+def test_one_run_and_nothing_to_set_is_no_comparison(write):
+    answer = everbatch("compare", write("a.json"))
+
+    assert answer.status == 2
+    assert "give B, or options of A to --set" in answer.err
+
+
+def test_nothing_can_be_set_in_a_saved_summary(write, tmp_path):
+    saved = tmp_path / "saved.json"
+    saved.write_text(everbatch("simulate", write("a.json"), "--json").out)
+
+    answer = everbatch("compare", write("b.json"), saved, "--set", "num_blocks=5")
+
+    assert answer.status == 2
+    assert "a run that is over: nothing can be --set in it" in answer.err
+
+
+def test_simulate_sets_options_too(write):
+    answer = everbatch("simulate", write("a.json"), "--json", "--set", "num_blocks=5")
+
+    assert json.loads(answer.out)["config"]["num_blocks"] == 5

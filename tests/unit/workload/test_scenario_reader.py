@@ -316,3 +316,38 @@ def test_workloads_are_told_apart_by_their_digest():
     assert with_request(arrival=1).requests_digest() != same
     assert with_request(priority=1).requests_digest() != same
     assert with_request(abort_at=1).requests_digest() != same
+
+
+# Options given beside a scenario
+
+
+def test_settings_replace_options_of_the_engine():
+    given = scenario().with_settings(["max_num_seqs=7", "admission=peak", "watermark=0.5"])
+
+    engine = given.engine
+    assert (engine.max_num_seqs, engine.admission, engine.watermark) == (7, "peak", 0.5)
+    assert given.requests == scenario().requests
+
+
+def test_a_later_setting_counts():
+    assert scenario().with_settings(["policy=srpt", "policy=vtc"]).engine.policy == "vtc"
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("max_num_seqs", '"max_num_seqs" sets nothing: write OPTION=VALUE'),
+        ("max_num_seq=3", 'no key "max_num_seq" (did you mean "max_num_seqs"?)'),
+        ("max_num_seqs=many", 'max_num_seqs is "many", it must be an integer'),
+        ("max_num_seqs=0", "max_num_seqs must lie in [1,"),
+        ("enable_prefix_caching=yes", 'enable_prefix_caching is "yes", it must be true or false'),
+        ("policy=best", "policy must be one of fcfs, priority, srpt, vtc"),
+        ("watermark=nan", "watermark must lie in [0, 1)"),
+        ("preemption_mode=auto", "give [hardware] flops, pcie_bandwidth"),
+    ],
+)
+def test_a_setting_that_is_none_is_refused_by_name(setting, told):
+    with pytest.raises(ConfigError) as error:
+        scenario().with_settings([setting])
+
+    assert told in str(error.value)
