@@ -23,7 +23,7 @@ from everbatch.scheduler.plan import DeferReason, StepPlan
 from everbatch.scheduler.request import FinishReason
 
 MAX_PROMPT_TOKENS = 14
-MAX_OUTPUT_TOKENS = 9
+MAX_OUTPUT_TOKENS = 14
 MAX_LIVE = 9
 NUM_BOUNDARIES = 60
 """Boundaries at which somebody may arrive; then the crowd runs to its end."""
@@ -33,7 +33,7 @@ TENANTS = ("", "a", "b", "slow")
 
 def draw_config(row: Row, draw: Random) -> SchedulerConfig:
     """Give a row's options their numbers, and the machine its sizes."""
-    budget = draw.choice([1, 2, 3, 5, 8, 16, 64])
+    budget = draw.choice([1, 2, 4, 8, 16, 64, 64])
     mode, _, extent = str(row["preemption"]).partition(", ")
     if mode == "tail":
         mode, extent = "recompute", "tail"
@@ -41,9 +41,9 @@ def draw_config(row: Row, draw: Random) -> SchedulerConfig:
     prefill = str(row["prefill"])
     is_bounded = row["queue"] == "bounded"
     return SchedulerConfig(
-        max_num_seqs=draw.randint(1, 5),
+        max_num_seqs=draw.choice([1, 2, 3, 3, 4, 5]),
         max_num_batched_tokens=budget,
-        num_blocks=draw.randint(2, 16),
+        num_blocks=draw.randint(2, 12),
         block_size=draw.randint(1, 4),
         max_model_len=draw.choice([0, 0, 0, 20]),
         num_host_blocks=draw.choice([0, 3, 8, 40]),
@@ -70,19 +70,23 @@ def draw_config(row: Row, draw: Random) -> SchedulerConfig:
     )
 
 
-def draw_client(row: Row, draw: Random, id: str) -> Client:
+def draw_client(row: Row, config: SchedulerConfig, draw: Random, id: str) -> Client:
     """Give a client whose prompt shares a prefix with many others."""
-    prompt_tokens = draw.randint(1, MAX_PROMPT_TOKENS)
+    pool_tokens = config.num_blocks * config.block_size
+    fits = draw.random() < 0.95
+    most_prompt = min(MAX_PROMPT_TOKENS, max(1, pool_tokens // 2)) if fits else MAX_PROMPT_TOKENS
+    prompt_tokens = draw.randint(1, most_prompt)
     common = draw.randint(0, prompt_tokens)
     family, private = draw.randint(0, 1), draw.randint(1, 3)
     prompt = [1_000 * family + position for position in range(common)]
     prompt += [10_000 * private + position for position in range(common, prompt_tokens)]
-    output_tokens = draw.randint(1, MAX_OUTPUT_TOKENS)
+    most_output = pool_tokens - prompt_tokens + 1 if fits else MAX_OUTPUT_TOKENS
+    output_tokens = draw.randint(1, min(MAX_OUTPUT_TOKENS, most_output))
     return Client(
         id,
         prompt,
         output_tokens,
-        max_tokens=draw.choice([None, None, output_tokens + 3, max(1, output_tokens - 2)]),
+        max_tokens=draw.choice([None, None, None, output_tokens + 2, max(1, output_tokens - 2)]),
         cache_salt=draw.choice(["", "", "", "salt"]),
         priority=draw.randint(0, 3),
         tenant=draw.choice(TENANTS),
@@ -156,7 +160,7 @@ class Crowd:
         while len(state.requests) < MAX_LIVE and draw.random() < self.arrivals_in_a_step / (
             1 + self.arrivals_in_a_step
         ):
-            c = draw_client(self.row, draw, f"r{len(self.clients)}")
+            c = draw_client(self.row, self.config, draw, f"r{len(self.clients)}")
             self.clients[c.id] = c
             for sample, id in enumerate(c.sample_ids()):
                 world.executor.output_lengths[id] = max(1, c.output_tokens - sample)
@@ -189,7 +193,8 @@ class Crowd:
 
     def _fail_reading(self) -> None:
         scheduler, checker = self.world.engine.scheduler, self.world.checker
-        before = self._digest_of_boundary()
+        scheduler.expire(self.world.clock.now_ns())
+        before = state_digest(scheduler)
         checker.store = FailingStore(self.world.executor.tokens, self.draw.randint(1, 4))
         try:
             self.step()
@@ -199,22 +204,15 @@ class Crowd:
 
     def _roll_back(self) -> None:
         scheduler = self.world.engine.scheduler
-        before = self._digest_of_boundary()
+        scheduler.expire(self.world.clock.now_ns())
+        before = state_digest(scheduler)
         plan = scheduler.schedule(self.world.clock.now_ns())
         if not isinstance(plan, StepPlan):
             return
         if self.draw.random() < 0.3 and self.clients:
             self.world.engine.abort(self._somebody())
         scheduler.rollback(plan)
-        assert state_digest(scheduler) == before, "a plan rolled back left traces"
-
-    def _digest_of_boundary(self) -> str:
-        """Give the digest once the aborts and deadlines of this boundary have taken effect."""
-        scheduler = self.world.engine.scheduler
-        plan = scheduler.schedule(self.world.clock.now_ns())
-        if isinstance(plan, StepPlan):
-            scheduler.rollback(plan)
-        return state_digest(scheduler)
+        assert state_digest(scheduler) == before, "a rollback left traces"
 
     def step(self) -> None:
         """One call of the engine, and what must hold after it."""

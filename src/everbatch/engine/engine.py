@@ -95,7 +95,8 @@ class StepResult:
     events: list[Event] = field(default_factory=list)
     plan: StepPlan | None = None
     error: str | None = None
-    """Why the forward pass failed, if it did; those who held slots ended with ERROR."""
+    """Why the forward pass failed, if it did; those who held slots ended with ERROR. Or why nobody
+    can run, now or later, by a bug of ours; the first who waits ended with ERROR."""
 
 
 class Engine:
@@ -107,7 +108,12 @@ class Engine:
         executor: Executor,
         clock: Clock,
         sink: EventSink | None = None,
+        *,
+        fails_stuck: bool = True,
     ) -> None:
+        """fails_stuck: whether a request that nothing can let run ends with ERROR; if not, `step`
+        brings nothing while it lives, and whoever calls it has to give up.
+        """
         self.config = config
         self.scheduler = Scheduler(config, executor.tokens)
         self.limits = EngineLimits(config.context_limit, config.num_blocks, config.block_size)
@@ -115,6 +121,7 @@ class Engine:
         self._executor = executor
         self._clock = clock
         self._sink = sink
+        self._fails_stuck = fails_stuck
 
     def max_output_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """Give what max_model_len and the pool leave for outputs; below 1: nothing."""
@@ -178,7 +185,10 @@ class Engine:
         """
         plan = self.scheduler.schedule(self._clock.now_ns())
         if isinstance(plan, NothingToRun):
-            return self._result(self.scheduler.take_events(), None, None)
+            error = None
+            if plan.preempted is None and self.scheduler.has_work and self._fails_stuck:
+                error = self.scheduler.fail_stuck(self._clock.now_ns())
+            return self._result(self.scheduler.take_events(), None, error)
         try:
             outcome = self._executor.execute(plan)
         except ExecutorError as error:

@@ -101,8 +101,7 @@ class Endings:
         self.give_back_slot(request, masked=self._config.batching == "static")
         self._unmask()
         self._deferrals.forget(request)
-        state.pool.release(request.block_table)
-        request.block_table = []
+        self.release_blocks(request)
         self.release_host_blocks(request)
         del state.requests[request.id]
         if state.ledger is not None:
@@ -159,6 +158,13 @@ class Endings:
                 if slot not in state.released_slots:
                     state.released_slots.append(slot)
             state.masked.clear()
+
+    def release_blocks(self, request: Request) -> None:
+        """Take all its blocks from a request."""
+        self._state.pool.release(request.block_table)
+        if request.chain is not None:
+            self._state.pool.forget_entries(request.chain)
+        request.block_table = []
 
     def release_host_blocks(self, request: Request) -> None:
         if request.host_blocks:

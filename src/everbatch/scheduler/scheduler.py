@@ -13,7 +13,7 @@ block that filled. Sources: Orca (iteration-level scheduling, section 3.1), Page
 """
 
 from dataclasses import dataclass
-from heapq import heappop, heappush, nsmallest
+from heapq import heappop, heappush
 
 from everbatch.base.events import Event, StepFailed
 from everbatch.kv_cache.content import ContentChain, root_digest
@@ -28,7 +28,8 @@ from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft
 from everbatch.scheduler.endings import Endings
 from everbatch.scheduler.lifecycle import Lifecycle
-from everbatch.scheduler.plan import Admission, PrefillChunk, StepOutcome, StepPlan, TokenStore
+from everbatch.scheduler.plan import StepOutcome, StepPlan, TokenStore
+from everbatch.scheduler.plan_writer import PlanWriter
 from everbatch.scheduler.planner import Planner
 from everbatch.scheduler.preemption import choose_victim
 from everbatch.scheduler.report import DeferralLog, arrived_event, rejected_event, step_event
@@ -53,6 +54,7 @@ class Scheduler:
         self.deferrals = DeferralLog(self.state, self._events)
         self._planner = Planner(config, self.state, tokens, self.deferrals.is_news)
         shared = (config, self.state)
+        self._writer = PlanWriter(config, self.state)
         self._endings = Endings(*shared, self._planner, self.deferrals, self._events)
         self._lifecycle = Lifecycle(*shared, self._endings, self.deferrals, self._events)
         self._plan: StepPlan | None = None
@@ -136,7 +138,7 @@ class Scheduler:
             self._undo()
             return self._nothing_to_run(draft, now_ns)
         self._draft = draft
-        self._plan = self._write_plan(draft, now_ns)
+        self._plan = self._writer.write(draft, now_ns)
         return self._plan
 
     def rollback(self, plan: StepPlan) -> None:
@@ -159,11 +161,31 @@ class Scheduler:
             self.state.pool.forget_content(blocks)
         self.state.pool.forget_content([copy for _, copy in draft.copies.values()])
         self._events.append(StepFailed(now_ns, plan.step, message))
+        for request, way in draft.victims.items():
+            if request.slot is None:
+                # It waits, and the head that it had kept has perhaps been written by others.
+                self._endings.release_blocks(request)
+                self._lifecycle.preempt(request, way, plan.step, now_ns)
         for request in [*filter(None, self.state.slots), *draft.admitted]:
             self._endings.retire(request, FinishReason.ERROR, now_ns)
         self._lifecycle.drop_host_copies(now_ns)
         self._run_aborts(None, now_ns)
         return self.take_events()
+
+    def fail_stuck(self, now_ns: int) -> str:
+        """End the first who waits after `schedule` found nobody who can run or yield; say why.
+
+        The scheduler is built so that this does not happen (docs/invariants.md, progress); if it
+        does all the same, one request pays and nobody spins.
+        """
+        queue, steps = self.state.policy.queue, self.state.decodes.num_steps
+        head = queue.peek(steps) or next(iter(self.state.requests.values()))
+        lack = self.deferrals.current.get(head)
+        told = "not considered"
+        if lack is not None:
+            told = f"{lack.reason.value}: needs {lack.needed:,}, {lack.available:,} available"
+        self._endings.retire(head, FinishReason.ERROR, now_ns)
+        return f"request {head.id!r} can never run ({told})"
 
     def apply(self, plan: StepPlan, outcome: StepOutcome, now_ns: int) -> list[Event]:
         """Commit a step that has run; gives all events since the last call."""
@@ -279,68 +301,6 @@ class Scheduler:
         if self.state.host_pool is not None:
             self.state.host_pool.rollback()
 
-    def _write_plan(self, draft: Draft, now_ns: int) -> StepPlan:
-        """Put a draft into an executor's terms."""
-        state = self.state
-        plan = StepPlan(state.decodes.num_steps + 1, now_ns)
-        plan.num_decodes, plan.num_tokens = draft.num_decodes, draft.num_tokens
-        plan.masked = list(state.masked)
-        victims = [r for r in draft.victims if r.slot is not None]
-        members = [member for victim in victims for member in (victim, *victim.followers)]
-        plan.preempted = [*state.preempted_slots, *map(_slot, members)]
-        plan.released = [*state.released_slots, *map(_slot, members)]
-        plan.left = list(map(_slot, draft.left))
-        plan.swap_out = [pair for _, pairs in state.swapped_out for pair in pairs]
-        plan.swap_out += [pair for way in draft.victims.values() for pair in way.swap_out]
-        slots = self._new_slots(draft)
-        for request, blocks in draft.swapped_in.items():
-            plan.swap_in += zip(request.host_blocks, blocks, strict=True)
-        for request, hits in draft.admitted.items():
-            plan.admitted += self._admissions(draft, request, hits, slots)
-        plan.joined = [_slot_in(request, slots) for request in draft.joined]
-        for request, blocks in draft.new_blocks.items():
-            if request not in draft.chunks and blocks:
-                plan.appended.append((_slot_in(request, slots), blocks[0]))
-        for request, (source, copy) in draft.copies.items():
-            plan.copies.append((_slot(request), source, copy))
-        for request, chunk in draft.chunks.items():
-            followers = tuple(_slot_in(f, slots) for f in request.followers) if chunk.emits else ()
-            taken = tuple(draft.new_blocks[request])
-            slot = _slot_in(request, slots)
-            plan.chunks.append(
-                PrefillChunk(slot, chunk.start, chunk.count, taken, chunk.emits, followers)
-            )
-        return plan
-
-    def _new_slots(self, draft: Draft) -> dict[Request, int]:
-        """Give each admitted request, and each of its samples, the lowest empty slot (R10)."""
-        taking = [m for request in draft.admitted for m in (request, *request.followers)]
-        slots = nsmallest(len(taking), self.state.free_slots)
-        return dict(zip(taking, slots, strict=True))
-
-    def _admissions(
-        self, draft: Draft, request: Request, hits: list[int], slots: dict[Request, int]
-    ) -> list[Admission]:
-        back = draft.swapped_in.get(request)
-        blocks = (*request.block_table, *(hits if back is None else back))
-        num_cached = len(blocks) * self.config.block_size
-        if back is not None:
-            num_cached = request.num_computed_tokens
-        own = Admission(
-            slot=slots[request],
-            request_id=request.id,
-            payload=request.payload,
-            num_cached_tokens=num_cached,
-            cached_blocks=blocks,
-            num_output_tokens=request.num_output_tokens,
-            sample=request.sample,
-        )
-        others = [
-            Admission(slots[other], other.id, other.payload, 0, (), 0, other.sample)
-            for other in request.followers
-        ]
-        return [own, *others]
-
     def _nothing_to_run(self, stuck: Draft, now_ns: int) -> NothingToRun:
         """Let one holder yield if that can help: the next call plans anew (R24).
 
@@ -348,13 +308,26 @@ class Scheduler:
         wait and kept their heads lose them, newest first, until there is room (R28). If not even
         that helps, or nothing ran after so many calls, nobody is named.
         """
-        state, blocks = self.state, self._planner.blocks
-        state.num_deferred_calls += 1
-        if state.num_deferred_calls > self.config.max_num_seqs:
+        state = self.state
+        if not state.requests:
             return NothingToRun(None)
-        self._begin()
+        step = state.decodes.num_steps + 1
+        state.num_deferred_calls += 1
         draft = Draft()
+        if state.num_deferred_calls <= self.config.max_num_seqs:
+            self._make_yield(draft, stuck)
+        for request, way in draft.victims.items():
+            self._lifecycle.preempt(request, way, step, now_ns)
+        if not draft.victims:
+            self.deferrals.report(stuck, step, now_ns)
+            return NothingToRun(None)
+        return NothingToRun(next(iter(draft.victims)).id)
+
+    def _make_yield(self, draft: Draft, stuck: Draft) -> None:
+        """Take blocks from whoever is to yield."""
+        state, blocks = self.state, self._planner.blocks
         shortage = blocks.shortage(stuck)
+        self._begin()
         victim = choose_victim(
             blocks.holders(), self.config, state.policy.rank, state.decodes.computed_tokens
         )
@@ -367,10 +340,6 @@ class Scheduler:
                     break
                 blocks.retract(draft, tail_holder, shortage)
         self._keep()
-        step = state.decodes.num_steps + 1
-        for request, way in draft.victims.items():
-            self._lifecycle.preempt(request, way, step, now_ns)
-        return NothingToRun(next((request.id for request in draft.victims), None))
 
     # Committing
 
@@ -386,13 +355,3 @@ class Scheduler:
         num_dropped += self._lifecycle.retire_failed(draft, outcome, now_ns)
         self._lifecycle.finish_step(outcome, (*ended_in_prefill, *ended), full, now_ns)
         return num_dropped
-
-
-def _slot(request: Request) -> int:
-    assert request.slot is not None
-    return request.slot
-
-
-def _slot_in(request: Request, new_slots: dict[Request, int]) -> int:
-    slot = new_slots.get(request)
-    return _slot(request) if slot is None else slot

@@ -6,7 +6,10 @@ The numbers are those of docs/invariants.md. Not called on the hot path.
 from everbatch.base.invariant import check
 from everbatch.kv_cache.arithmetic import blocks_for
 from everbatch.kv_cache.verify import verify_pool
+from everbatch.scheduler.block_ledger import BlockLedger
+from everbatch.scheduler.draft import Draft
 from everbatch.scheduler.plan import StepPlan
+from everbatch.scheduler.preemption import is_protected
 from everbatch.scheduler.request import Request, RequestStatus
 from everbatch.scheduler.scheduler import Scheduler
 
@@ -32,6 +35,9 @@ def verify_scheduler(scheduler: Scheduler) -> None:
     )
     for slot, holder in enumerate(state.slots):
         check(holder is None or holder.slot == slot, "a request is not in its slot", slot=slot)
+        is_masked = slot in state.masked
+        check(holder is None or not is_masked, "a masked slot has a holder", slot=slot)
+    _verify_reservations(scheduler)
 
 
 def verify_plan(scheduler: Scheduler, plan: StepPlan) -> None:
@@ -62,6 +68,64 @@ def verify_plan(scheduler: Scheduler, plan: StepPlan) -> None:
         "a plan's decode set is not the one before, less who left, plus who joined",
         decodes=sorted(slot for slot in decodes if slot is not None),
         claimed=plan.num_decodes,
+    )
+    _verify_blocks(scheduler, plan)
+    _verify_slots(scheduler, plan)
+
+
+def _verify_blocks(scheduler: Scheduler, plan: StepPlan) -> None:
+    # I8: no block is promised twice, on the device or in the host tier.
+    pool, host_pool = scheduler.state.pool, scheduler.state.host_pool
+    taken = [block for chunk in plan.chunks for block in chunk.new_blocks]
+    taken += [block for _, block in plan.appended]
+    taken += [copy for _, _, copy in plan.copies]
+    taken += [block for _, block in plan.swap_in]
+    check(len(set(taken)) == len(taken), "a plan hands a block out twice", blocks=taken)
+    for block in taken:
+        check(pool.ref_count(block) > 0, "a plan hands out a block without reader", block=block)
+    # Copies come after swaps, in their order; a source may be written again by what comes later.
+    written = [block for _, block in plan.swap_in]
+    for _, source, copy in plan.copies:
+        check(source != copy and source not in written, "a copy reads a new block", block=source)
+        written.append(copy)
+    targets = [host_block for _, host_block in plan.swap_out]
+    if targets or plan.swap_in:
+        check(host_pool is not None, "blocks are swapped without a host tier")
+    check(len(set(targets)) == len(targets), "a host block is written twice", blocks=targets)
+
+
+def _verify_slots(scheduler: Scheduler, plan: StepPlan) -> None:
+    # R10: who is admitted takes the lowest slots that are empty, and no masked one.
+    state = scheduler.state
+    slots = [admission.slot for admission in plan.admitted]
+    check(
+        slots == sorted(state.free_slots)[: len(slots)],
+        "admissions do not take the lowest empty slots",
+        slots=slots,
+        free=sorted(state.free_slots),
+    )
+    check(plan.masked == list(state.masked), "a plan masks other slots", masked=plan.masked)
+
+
+def _verify_reservations(scheduler: Scheduler) -> None:
+    # I9: what holders have a right to take is there; who may not yield any more is known.
+    config, state = scheduler.config, scheduler.state
+    for request in state.slots:
+        if request is not None:
+            check(
+                is_protected(request, config) == (request in state.protected),
+                "the protected requests are not those that yielded as often as allowed",
+                id=request.id,
+                preemptions=request.num_preemptions,
+            )
+    if config.max_preemptions == 0 and config.admission != "reserve":
+        return
+    entitled = BlockLedger(config, state, state.policy).entitled(Draft())
+    check(
+        entitled <= state.pool.num_allocatable,
+        "more blocks are reserved than there are",
+        reserved=entitled,
+        allocatable=state.pool.num_allocatable,
     )
 
 

@@ -67,7 +67,7 @@ class SimulatedRun:
         self._scenario = scenario
         self._clock = VirtualClock()
         executor = _WatchedExecutor(SimulatedExecutor(self._clock), self)
-        self.engine = Engine(scenario.engine, executor, self._clock)
+        self.engine = Engine(scenario.engine, executor, self._clock, fails_stuck=False)
         self.accounts = Accounts(scenario.requests)
         self._texts = TextMaker(scenario.requests)
         self._arrivals = _by_time((spec.arrival, spec) for spec in scenario.requests)

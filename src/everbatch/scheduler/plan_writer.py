@@ -1,0 +1,92 @@
+"""Puts a draft, which speaks of requests, into an executor's terms: slots and blocks.
+
+Changes nothing. Called by Scheduler once a step is decided.
+"""
+
+from heapq import nsmallest
+
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.draft import Draft
+from everbatch.scheduler.plan import Admission, PrefillChunk, StepPlan
+from everbatch.scheduler.request import Request
+from everbatch.scheduler.state import SchedulerState
+
+
+class PlanWriter:
+    """Writes plans over one state."""
+
+    def __init__(self, config: SchedulerConfig, state: SchedulerState) -> None:
+        self._config = config
+        self._state = state
+
+    def write(self, draft: Draft, now_ns: int) -> StepPlan:
+        """Put a draft into an executor's terms."""
+        state = self._state
+        plan = StepPlan(state.decodes.num_steps + 1, now_ns)
+        plan.num_decodes, plan.num_tokens = draft.num_decodes, draft.num_tokens
+        plan.masked = list(state.masked)
+        victims = [r for r in draft.victims if r.slot is not None]
+        members = [member for victim in victims for member in (victim, *victim.followers)]
+        plan.preempted = [*state.preempted_slots, *map(_slot, members)]
+        plan.released = [*state.released_slots, *map(_slot, members)]
+        plan.left = list(map(_slot, draft.left))
+        plan.swap_out = [pair for _, pairs in state.swapped_out for pair in pairs]
+        plan.swap_out += [pair for way in draft.victims.values() for pair in way.swap_out]
+        slots = self._new_slots(draft)
+        for request, blocks in draft.swapped_in.items():
+            plan.swap_in += zip(request.host_blocks, blocks, strict=True)
+        for request, hits in draft.admitted.items():
+            plan.admitted += self._admissions(draft, request, hits, slots)
+        plan.joined = [_slot_in(request, slots) for request in draft.joined]
+        for request, blocks in draft.new_blocks.items():
+            if request not in draft.chunks and blocks:
+                plan.appended.append((_slot_in(request, slots), blocks[0]))
+        for request, (source, copy) in draft.copies.items():
+            plan.copies.append((_slot(request), source, copy))
+        for request, chunk in draft.chunks.items():
+            followers = tuple(_slot_in(f, slots) for f in request.followers) if chunk.emits else ()
+            taken = tuple(draft.new_blocks[request])
+            slot = _slot_in(request, slots)
+            plan.chunks.append(
+                PrefillChunk(slot, chunk.start, chunk.count, taken, chunk.emits, followers)
+            )
+        return plan
+
+    def _new_slots(self, draft: Draft) -> dict[Request, int]:
+        """Give each admitted request, and each of its samples, the lowest empty slot (R10)."""
+        taking = [m for request in draft.admitted for m in (request, *request.followers)]
+        slots = nsmallest(len(taking), self._state.free_slots)
+        return dict(zip(taking, slots, strict=True))
+
+    def _admissions(
+        self, draft: Draft, request: Request, hits: list[int], slots: dict[Request, int]
+    ) -> list[Admission]:
+        back = draft.swapped_in.get(request)
+        blocks = (*request.block_table, *(hits if back is None else back))
+        num_cached = len(blocks) * self._config.block_size
+        if back is not None:
+            num_cached = request.num_computed_tokens
+        own = Admission(
+            slot=slots[request],
+            request_id=request.id,
+            payload=request.payload,
+            num_cached_tokens=num_cached,
+            cached_blocks=blocks,
+            num_output_tokens=request.num_output_tokens,
+            sample=request.sample,
+        )
+        others = [
+            Admission(slots[other], other.id, other.payload, 0, (), 0, other.sample)
+            for other in request.followers
+        ]
+        return [own, *others]
+
+
+def _slot(request: Request) -> int:
+    assert request.slot is not None
+    return request.slot
+
+
+def _slot_in(request: Request, new_slots: dict[Request, int]) -> int:
+    slot = new_slots.get(request)
+    return _slot(request) if slot is None else slot
