@@ -23,7 +23,7 @@ class Lack:
 
 @dataclass(slots=True, frozen=True)
 class HeadSpan:
-    """Who headed the queue in some steps, and why it waited itself."""
+    """Whom the others waited for in some steps, and why it waited itself since `since_step`."""
 
     id: str
     reason: str
@@ -31,6 +31,7 @@ class HeadSpan:
     available: int
     lacking: Lack
     behind: str | None
+    since_step: int
     from_step: int
     to_step: int
 
@@ -57,6 +58,7 @@ class Wait:
     """Who was preempted in the first step, where that is the reason."""
     usage: Usage | None = None
     heads: list[HeadSpan] = field(default_factory=list)
+    """Behind the head: who that was, one after another. Else: whose obstacle it was at first."""
     freed: list[Return] = field(default_factory=list)
     """What came back at the boundary after the last step; known if the request ran then."""
     is_open: bool = True

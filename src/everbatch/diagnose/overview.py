@@ -78,7 +78,8 @@ class Overview:
                 self.rejected[event.reason] += 1
             case Deferred() | Admitted() | Preempted():
                 totals = self._of(event.id)
-                self._count_wait(totals, event.step)
+                if not isinstance(event, Preempted) or event.slot is not None:
+                    self._count_wait(totals, event.step)
                 self._decided(totals, event)
             case Finished() | SampleFinished():
                 self._finish(event)

@@ -4,7 +4,7 @@ Knows what each event means for that request; what it means for the others is wo
 with a `deferred` event and ends with the next event of the request.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from everbatch.base.events import (
     Admitted,
@@ -189,7 +189,6 @@ class _Scribe:
         self._close_wait(step, event.t)
         # A decode that pauses has left the decode set in this step: its event says so later.
         self._close_run(step - 1, event.t)
-        lacking = Lack(event.lacking_slots, event.lacking_tokens, event.lacking_blocks)
         live = self.world.live.get(event.id)
         self._wait = Wait(
             reason=event.reason,
@@ -199,7 +198,7 @@ class _Scribe:
             to_t=event.t,
             needed=event.needed,
             available=event.available,
-            lacking=lacking or _lack_of_older_log(event),
+            lacking=_lack(event),
             behind=event.behind,
             phase=self._phase,
         )
@@ -227,7 +226,9 @@ class _Scribe:
 
     def _preempt(self, event: Preempted) -> None:
         step = self._ruler.planned_at(event.t, event.step)
-        self._close_wait(step, event.t)
+        if event.slot is not None:
+            # Who waits already, and loses the blocks it had kept, goes on waiting for the same.
+            self._close_wait(step, event.t)
         self._close_run(step - 1, event.t)
         self._phase = "preempted"
         self.life.chapters.append(
@@ -303,38 +304,43 @@ class _Scribe:
 
     def _watch(self, wait: Wait, event: StepRan | QuietSteps) -> None:
         """Keep what the first step of a wait used, and who heads the queue meanwhile."""
-        if self._is_fresh:
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if is_fresh:
             wait.usage = self.world.usage(event)
-            self._is_fresh = False
-        if wait.reason != BEHIND_HEAD:
+        if wait.reason != BEHIND_HEAD and (wait.behind is None or not is_fresh):
             return
         head = self._head(wait)
         first, last = self._ruler.planned_at(event.start, event.step), self._last_step(event)
         if head is None or head.obstacle is None or head.id == self.life.id:
             return
         known = wait.heads[-1] if wait.heads else None
-        span = _head_span(head, head.obstacle, first, last)
-        if known is not None and (known.id, known.reason) == (span.id, span.reason):
-            wait.heads[-1] = HeadSpan(
-                known.id,
-                known.reason,
-                known.needed,
-                known.available,
-                known.lacking,
-                known.behind,
-                known.from_step,
-                last,
-            )
+        span = self._head_span(head, head.obstacle, first, last)
+        if known is not None and (known.id, known.since_step) == (span.id, span.since_step):
+            wait.heads[-1] = replace(known, to_step=last)
         else:
             wait.heads.append(span)
 
     def _head(self, wait: Wait) -> Live | None:
         """Give the head: the one that was named, while it still is an obstacle, or another."""
         named = self.world.live.get(wait.behind or "")
-        obstacle = None if named is None or named.slot is not None else named.obstacle
-        if obstacle is not None and obstacle.reason != BEHIND_HEAD:
-            return named
+        if named is not None and named.obstacle is not None:
+            is_waiting = named.slot is None and named.obstacle.reason != BEHIND_HEAD
+            if is_waiting or wait.reason != BEHIND_HEAD:
+                return named
         return self.world.head()
+
+    def _head_span(self, head: Live, obstacle: Deferred, first: int, last: int) -> HeadSpan:
+        return HeadSpan(
+            id=head.id,
+            reason=obstacle.reason,
+            needed=obstacle.needed,
+            available=obstacle.available,
+            lacking=_lack(obstacle),
+            behind=obstacle.behind,
+            since_step=self._ruler.planned_at(obstacle.t, obstacle.step),
+            from_step=first,
+            to_step=last,
+        )
 
     def _last_step(self, event: StepRan | QuietSteps) -> int:
         count = event.count if isinstance(event, QuietSteps) else 1
@@ -369,24 +375,11 @@ class _Scribe:
         return is_sample and id == f"{group}/0" and self.life.first_token_t is None
 
 
-def _head_span(head: Live, obstacle: Deferred, first: int, last: int) -> HeadSpan:
-    lacking = Lack(obstacle.lacking_slots, obstacle.lacking_tokens, obstacle.lacking_blocks)
-    return HeadSpan(
-        head.id,
-        obstacle.reason,
-        obstacle.needed,
-        obstacle.available,
-        lacking or _lack_of_older_log(obstacle),
-        obstacle.behind,
-        first,
-        last,
-    )
-
-
-def _lack_of_older_log(event: Deferred) -> Lack:
-    """Give what a log without the `lacking` fields tells all the same."""
-    if event.behind is not None:
-        return Lack()
+def _lack(event: Deferred) -> Lack:
+    """Give what a request lacked; of an older log what its reason tells."""
+    lacking = Lack(event.lacking_slots, event.lacking_tokens, event.lacking_blocks)
+    if lacking or event.behind is not None:
+        return lacking
     missing = max(0, event.needed - event.available)
     match event.reason:
         case "sequence_budget":
@@ -394,4 +387,4 @@ def _lack_of_older_log(event: Deferred) -> Lack:
         case "kv_budget":
             return Lack(blocks=missing)
         case _:
-            return Lack()
+            return lacking

@@ -271,13 +271,13 @@ class Teller:
             if wait.before:
                 line += f", at its turn: {named(wait.before)} lacked the same and go first"
             return [line]
-        if wait.reason == "behind_head" and wait.heads:
-            head = wait.heads[0]
-            if head.lacking:
-                return [f"{head.id} would have run in step {step:,} with {lack_text(head.lacking)}"]
-        if wait.behind is not None and wait.reason != "behind_head":
-            return [f"ask about {wait.behind}: what helps it lets the others be considered"]
-        return []
+        if not wait.heads:
+            return []
+        head = wait.heads[0]
+        if head.lacking:
+            step, what = head.since_step, lack_text(head.lacking)
+            return [f"{head.id} would have run in step {step:,} with {what}"]
+        return [f"ask about {head.behind or head.id}: what helps it lets the others be considered"]
 
     def _loss(self, life: Life, loss: Loss) -> tuple[str, list[str]]:
         gave = f"gave up {count(loss.blocks, 'block')}"

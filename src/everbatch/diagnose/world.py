@@ -248,7 +248,8 @@ class World:
         live.is_swapped = event.way == "swap"
         if live.is_swapped:
             live.computed = event.computed_tokens
-        live.obstacle = None
+        if event.slot is not None:
+            live.obstacle = None
         for member in self._unforked_members(live):
             self._free_slot(member, stays_masked=False)
         self.returns.append(Return(event.id, "preempted", event.slot, event.blocks))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from everbatch.kv_cache.arithmetic import blocks_for, blocks_for_life
 from everbatch.scheduler.config import SchedulerConfig
-from everbatch.scheduler.draft import Draft, Yield, YieldKind
+from everbatch.scheduler.draft import Draft, Lack, Yield, YieldKind
 from everbatch.scheduler.plan import Deferral, DeferReason
 from everbatch.scheduler.policy import Policy
 from everbatch.scheduler.preemption import choose_victim, is_protected, is_swap_cheaper
@@ -155,6 +155,14 @@ class BlockLedger:
     def defer(self, draft: Draft, request: Request, needed: int) -> None:
         available = max(0, self._state.pool.num_allocatable - self.entitled(draft, request))
         draft.deferred[request] = Deferral(DeferReason.KV_BUDGET, needed, available)
+        draft.lacks[request] = Lack(blocks=self.missing(draft, request, needed))
+
+    def missing(self, draft: Draft, request: Request, needed: int) -> int:
+        """Count the blocks that are lacking for a holder to get so many without preempting."""
+        spare = self._state.pool.num_allocatable
+        if self._state.protected:
+            spare -= self.entitled(draft, request)
+        return max(0, needed - spare)
 
     def _shared_tail(self, draft: Draft, request: Request) -> int | None:
         """Give the last block of a sample if it is not full and others read it too."""

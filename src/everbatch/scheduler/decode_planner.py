@@ -70,8 +70,8 @@ class DecodePlanner:
             tokens += 1
             needed += self._is_full(request) or self._shares_tail(request)
             if self._is_news(request, deferral.reason):
-                spare = self._state.pool.num_allocatable - self._blocks.entitled(draft, request)
-                draft.lacks[request] = Lack(tokens=tokens, blocks=max(0, needed - max(0, spare)))
+                blocks = self._blocks.missing(draft, request, needed)
+                draft.lacks[request] = Lack(tokens=tokens, blocks=blocks)
 
     def _rotate(self, draft: Draft, limit: int) -> list[Request]:
         """Let the longest unserved decode when not all fit; gives the others, in turn."""

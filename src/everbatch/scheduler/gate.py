@@ -79,7 +79,19 @@ class AdmissionGate:
 
     def available(self, draft: Draft, hits: Sequence[int]) -> int:
         """Count the blocks that an admission may use, the hits it reads not among them."""
+        return max(0, self._to_be_had(draft, hits))
+
+    def missing(self, draft: Draft, request: Request, hits: Sequence[int], chunk_need: int) -> int:
+        """Count the blocks that an admission lacks, those that others have a right to included."""
+        num_held = len(request.block_table) + len(hits)
+        if self._config.batching == "static":
+            available = self._pool.num_allocatable - self._pool.num_unread(hits)
+            return max(0, self.whole_life(draft, request, num_held) - available)
+        needed = self.needed(draft, request, num_held, chunk_need)
+        return max(0, needed - self._to_be_had(draft, hits))
+
+    def _to_be_had(self, draft: Draft, hits: Sequence[int]) -> int:
         available = self._pool.num_allocatable - self._pool.num_unread(hits)
         if self._config.max_preemptions or self._config.admission == "reserve":
             available -= self._blocks.entitled(draft)
-        return max(0, available)
+        return available

@@ -326,7 +326,7 @@ class PrefillPlanner:
         """Let a request of the queue wait, and find out all that it lacks where that is news."""
         draft.head = draft.head or request
         draft.deferred[request] = obstacle
-        if obstacle.reason is not DeferReason.KV_BUDGET and self._is_news(request, obstacle.reason):
+        if self._is_news(request, obstacle.reason):
             draft.lacks[request] = self._lack(draft, request)
 
     def _lack(self, draft: Draft, request: Request) -> Lack:
@@ -344,18 +344,8 @@ class PrefillPlanner:
         return Lack(
             slots=max(0, request.num_slots - len(self._state.free_slots) + draft.num_slots_taken),
             tokens=max(0, least - budget_left),
-            blocks=max(0, self._missing_blocks(draft, request, hits, needed - num_held)),
+            blocks=self._gate.missing(draft, request, hits, needed - num_held),
         )
-
-    def _missing_blocks(
-        self, draft: Draft, request: Request, hits: list[int], chunk_need: int
-    ) -> int:
-        num_held = len(request.block_table) + len(hits)
-        if self._config.batching == "static":
-            available = self._pool.num_allocatable - self._pool.num_unread(hits)
-            return self._gate.whole_life(draft, request, num_held) - available
-        gate = self._gate.needed(draft, request, num_held, chunk_need)
-        return gate - self._gate.available(draft, hits)
 
     def _defer_begun(self, draft: Draft, request: Request, remaining: int, left: int) -> None:
         """Let a prefill that has begun wait for tokens; says what it lacks where that is news."""
@@ -365,9 +355,8 @@ class PrefillPlanner:
         start, held = request.num_computed_tokens, self._blocks.held(draft, request)
         least = 1 if self._may_chunk(request) else remaining
         needed = chunk_blocks(start, least, held, self._config.block_size)
-        allocatable = self._pool.num_allocatable - self._blocks.entitled(draft, request)
         draft.lacks[request] = Lack(
-            tokens=max(1, least - left), blocks=max(0, needed - max(0, allocatable))
+            tokens=max(1, least - left), blocks=self._blocks.missing(draft, request, needed)
         )
 
 

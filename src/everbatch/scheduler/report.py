@@ -14,6 +14,8 @@ from everbatch.scheduler.plan import Deferral, DeferReason, StepPlan
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
 
+_NOTHING = Lack()
+
 
 class DeferralLog:
     """Why live requests got no token when that was last reported; an event when the reason changes.
@@ -89,7 +91,7 @@ class DeferralLog:
         behind = deferral.behind
         if deferral is BEHIND_HEAD:
             behind = place.head
-        lack = place.lacks.get(request) or _lack_of(deferral)
+        lack = place.lacks.get(request, _NOTHING)
         self._events.append(
             Deferred(
                 t=place.now_ns,
@@ -114,13 +116,6 @@ class _Place:
     now_ns: int
     head: str | None
     lacks: Mapping[Request, Lack]
-
-
-def _lack_of(deferral: Deferral) -> Lack:
-    """Give what a request lacks whose reason is the last one that could bind: blocks alone."""
-    if deferral.reason is DeferReason.KV_BUDGET and deferral.behind is None:
-        return Lack(blocks=deferral.needed - deferral.available)
-    return Lack()
 
 
 def arrived_event(request: Request, num_samples: int, now_ns: int) -> Arrived:
