@@ -43,8 +43,8 @@ class EventLogWriter:
         """Append events, in order."""
         for event in events:
             if isinstance(event, StepRan) and event.is_quiet:
-                self._unwritten = _extend(self._unwritten, event)
-                self._undigested = _extend(self._undigested, event)
+                self._unwritten = longer_run(self._unwritten, event)
+                self._undigested = longer_run(self._undigested, event)
                 continue
             self._write_quiet_run()
             if self._undigested is not None:
@@ -109,7 +109,8 @@ def read_events(lines: Iterable[str]) -> Iterator[Event]:
         yield _event(_parse(line, number), number)
 
 
-def _extend(run: QuietSteps | None, step: StepRan) -> QuietSteps:
+def longer_run(run: QuietSteps | None, step: StepRan) -> QuietSteps:
+    """Add a quiet step to a run of such steps, or begin one."""
     if run is None:
         return QuietSteps(step.t, step.step, step.start, 1, step.decodes)
     return QuietSteps(step.t, run.step, run.start, run.count + 1, run.decodes)

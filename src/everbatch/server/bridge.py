@@ -37,6 +37,7 @@ from everbatch.server.live import (
     Refused,
 )
 from everbatch.server.metrics import ServerMetrics
+from everbatch.server.recent_events import RecentEvents
 
 logger = logging.getLogger("everbatch.server")
 
@@ -89,6 +90,7 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="everbatch-engine", daemon=True)
         self.metrics = metrics
         self.config = engine.config
+        self.recent_events = RecentEvents(engine.config)
         self.stats = engine.stats()
         self.state = EngineState.NEW
 
@@ -241,6 +243,7 @@ class AsyncEngine:
     def _deliver_result(self, result: StepResult) -> None:
         now_ns = self._clock.now_ns()
         self.metrics.fold_events(result.events)
+        self.recent_events.add(result.events)
         self._tell_admissions(result)
         stopped = {
             request_id for request_id, reason in result.finished if reason is FinishReason.STOP

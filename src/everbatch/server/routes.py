@@ -52,6 +52,9 @@ def make_router(served: Served) -> APIRouter:
     router.add_api_route("/health", routes.health, methods=["GET"], summary="Liveness")
     router.add_api_route("/version", routes.version, methods=["GET"], summary="Version")
     router.add_api_route("/metrics", routes.metrics, methods=["GET"], summary="Prometheus metrics")
+    router.add_api_route(
+        "/debug/events", routes.events, methods=["GET"], summary="The last events, as an event log"
+    )
     router.add_api_route("/v1/models", routes.models, methods=["GET"], summary="List models")
     router.add_api_route(
         "/v1/models/{model_id:path}", routes.model, methods=["GET"], summary="One model"
@@ -88,6 +91,11 @@ class _Routes:
     async def metrics(self) -> Response:
         exposition = self._served.engine.metrics.exposition()
         return Response(exposition, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def events(self) -> Response:
+        """What `everbatch explain URL REQUEST` reads. Written on another thread: it may be long."""
+        log = await asyncio.to_thread(self._served.engine.recent_events.snapshot())
+        return Response(log, media_type="application/x-ndjson")
 
     async def models(self) -> Response:
         return _json({"object": "list", "data": [self._model()]})
