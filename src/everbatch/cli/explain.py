@@ -52,16 +52,19 @@ def command(
     """
     if request is not None and worst is not None:
         raise ConfigError("--worst names requests; leave out either it or the request")
+    explanation, found = None, None
     with _lines(source) as lines, _naming(source):
         if request is not None:
             explanation = explain(lines, request)
-            damage, torn = explanation.damage, explanation.torn_line
-            _show(source, explanation, as_json)
         else:
             found = overview(lines)
-            assert found.log is not None
-            damage, torn = found.log.damage, found.log.torn_line
-            _show_overview(source, found, worst, as_json)
+    if explanation is not None:
+        damage, torn = explanation.damage, explanation.torn_line
+        _show(source, explanation, as_json)
+    else:
+        assert found is not None and found.log is not None
+        damage, torn = found.log.damage, found.log.torn_line
+        _show_overview(source, found, worst, as_json)
     if torn is not None:
         _tell(f"{source}: line {torn:,} is torn, as a process that is killed leaves it: not read")
     if damage is not None:
