@@ -135,15 +135,15 @@ class Crowd:
         self.config = draw_config(self.row, self.draw)
         self.world = World(self.config, [])
         self.arrivals_in_a_step = self.draw.choice([0.2, 0.5, 1.0, 3.0])
-        self.is_calm = self.draw.random() < 0.5
-        """Nobody leaves and nothing fails."""
+        self.storm = self.draw.choice([0, 0, 1, 3])
+        """How often somebody leaves or something fails; 0: never."""
         self.deferred_calls = 0
 
     def run(self) -> "Crowd":
         """Run to the end; whatever does not hold raises."""
         for _ in range(NUM_BOUNDARIES):
             self.arrive()
-            if not self.is_calm:
+            if self.storm:
                 self.trouble()
             self.step()
         for _ in range(MAX_CALLS_TO_END):
@@ -169,7 +169,7 @@ class Crowd:
     def trouble(self) -> None:
         """Let somebody leave, or something fail, now or during the next step."""
         draw, world = self.draw, self.world
-        kind = draw.random()
+        kind = draw.random() / self.storm
         if kind < 0.06 and self.clients:
             world.engine.abort(self._somebody())
         elif kind < 0.12 and self.clients:

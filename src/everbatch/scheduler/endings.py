@@ -60,6 +60,8 @@ class Endings:
     def dequeue(self, request: Request) -> None:
         state = self._state
         state.policy.queue.remove(request)
+        if state.ledger is not None:
+            state.ledger.leave_queue(request.tenant)
         state.tail_holders.pop(request, None)
         if not request.has_started:
             state.num_fresh_waiting -= 1
@@ -104,8 +106,6 @@ class Endings:
         self.release_blocks(request)
         self.release_host_blocks(request)
         del state.requests[request.id]
-        if state.ledger is not None:
-            state.ledger.depart(request.tenant)
         request.finish_reason = reason
         request.move_to(RequestStatus.FINISHED)
         self._report_end(request, reason, now_ns)

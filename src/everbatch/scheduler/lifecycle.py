@@ -41,6 +41,8 @@ class Lifecycle:
     def enqueue(self, request: Request) -> None:
         """Put a request, new or preempted, into the queue."""
         state = self._state
+        if state.ledger is not None:
+            state.ledger.enter_queue(request.tenant, state.decodes.num_steps)
         state.policy.queue.push(request)
         if not request.has_started:
             state.num_fresh_waiting += 1

@@ -11,8 +11,8 @@ from everbatch.scheduler.queue import AgingQueue, SortedQueue, TenantQueue, Wait
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.tenants import TenantLedger
 
-Rank = tuple[float, int]
-"""(the policy's value, arrival number): the smaller goes first."""
+Rank = tuple[float, int, int]
+"""(the policy's value, arrival number, sample): the smaller goes first. Total."""
 
 
 class Policy(Protocol):
@@ -51,7 +51,7 @@ class FirstCome:
         self.queue = SortedQueue(_no_value)
 
     def rank(self, request: Request) -> Rank:
-        return 0, request.arrival_number
+        return 0, request.arrival_number, request.sample
 
 
 class Priority:
@@ -61,7 +61,7 @@ class Priority:
         self.queue = SortedQueue(_priority_of)
 
     def rank(self, request: Request) -> Rank:
-        return request.priority, request.arrival_number
+        return request.priority, request.arrival_number, request.sample
 
 
 class AgedPriority:
@@ -74,7 +74,8 @@ class AgedPriority:
 
     def rank(self, request: Request) -> Rank:
         waited = self._decodes.num_steps - request.arrival_step
-        return request.priority - waited // self._aging_steps, request.arrival_number
+        value = request.priority - waited // self._aging_steps
+        return value, request.arrival_number, request.sample
 
 
 class ShortestRemaining:
@@ -88,7 +89,7 @@ class ShortestRemaining:
         self._decodes = decodes
 
     def rank(self, request: Request) -> Rank:
-        return self._remaining(request), request.arrival_number
+        return self._remaining(request), request.arrival_number, request.sample
 
     def _remaining(self, request: Request) -> int:
         ran = self._decodes.progress(request)
@@ -109,6 +110,7 @@ class FairShares:
         return (
             self._ledger.service(request.tenant, self._decodes.num_steps),
             request.arrival_number,
+            request.sample,
         )
 
 

@@ -1,8 +1,8 @@
 """The waiting requests in the order in which they may be admitted, one class an ordering.
 
-Every order is total: the policy's key, then the arrival number; never an id. A preempted request
-comes back to the place its key gives it. Used by the scheduler, which is the only one to add and
-remove; made by policy.py.
+Every order is total: the policy's key, the arrival number, the sample; never an id. A preempted
+request comes back to the place its key gives it. Used by the scheduler, which is the only one to
+add and remove; made by policy.py.
 
     SortedQueue   a key that does not change while a request waits: fcfs, priority, srpt
     AgingQueue    priority that improves by one level every so many boundaries
@@ -17,8 +17,8 @@ from typing import Protocol
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.tenants import TenantLedger
 
-Key = tuple[int, int]
-"""(the policy's value, arrival number)."""
+Key = tuple[int, int, int]
+"""(the policy's value, arrival number, sample)."""
 
 Granted = Callable[[Request], int]
 """The prompt tokens that the plan under way gives a request."""
@@ -74,7 +74,8 @@ class SortedQueue:
 
     def push(self, request: Request) -> None:
         assert request not in self._entries
-        entry = ((self._key(request), request.arrival_number), request)
+        key = (self._key(request), request.arrival_number, request.sample)
+        entry = (key, request)
         self._entries[request] = entry
         insort(self._order, entry, lo=self._head, key=_key_of)
 
@@ -161,8 +162,8 @@ class AgingQueue:
 
     @staticmethod
     def _shifted(entries: Iterator[_Entry], shift: int) -> Iterator[_Entry]:
-        for (value, arrival), request in entries:
-            yield (value + shift, arrival), request
+        for (value, arrival, sample), request in entries:
+            yield (value + shift, arrival, sample), request
 
 
 class TenantQueue:
@@ -201,7 +202,7 @@ class TenantQueue:
         heads: list[tuple[float, int, str, Request, Iterator[_Entry]]] = []
         for tenant, line in self._lines.items():
             entries = line.entries()
-            (_, arrival), request = next(entries)
+            (_, arrival, _), request = next(entries)
             heads.append((self._ledger.service(tenant, step), arrival, tenant, request, entries))
         heapify(heads)
         while heads:
@@ -211,7 +212,7 @@ class TenantQueue:
             if following is None:
                 heappop(heads)
                 continue
-            (_, arrival), successor = following
+            (_, arrival, _), successor = following
             service += granted(request) / self._ledger.weight(tenant)
             heapreplace(heads, (service, arrival, tenant, successor, entries))
 

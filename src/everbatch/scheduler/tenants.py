@@ -29,7 +29,7 @@ class _Account:
     service: float = 0.0
     step: int = 0
     num_decoding: int = 0
-    num_live: int = 0
+    num_waiting: int = 0
 
 
 @dataclass(slots=True)
@@ -38,6 +38,8 @@ class TenantLedger:
 
     configs: Mapping[str, TenantConfig]
     _accounts: dict[str, _Account] = field(default_factory=dict)
+    _last_waiting: str | None = None
+    """The tenant whose last waiting request left the queue most recently."""
 
     def weight(self, tenant: str) -> float:
         return self.configs.get(tenant, _DEFAULT).weight
@@ -48,25 +50,29 @@ class TenantLedger:
         emitted = account.num_decoding * (step - account.step)
         return account.service + OUTPUT_TOKEN_PRICE * emitted / account.weight
 
-    def arrive(self, tenant: str, step: int) -> None:
-        """Note one more live request; a tenant that was idle is lifted to the least active one.
+    def enter_queue(self, tenant: str, step: int) -> None:
+        """Note one more waiting request; a tenant of whom nobody waited is lifted to the others.
 
-        So nobody saves up service by staying away (VTC, algorithm 2, line 8).
+        That is to the least served of those who wait or, if nobody does, to the tenant that waited
+        last. So nobody saves up service by staying away, and the service of two tenants who both
+        wait differs by a bounded amount (VTC, algorithm 2, lines 6 to 13, and lemma 4.3).
         """
         account = self._accounts.setdefault(tenant, _Account(self.weight(tenant), step=step))
-        if account.num_live == 0:
-            active = [
-                self.service(name, step)
-                for name, other in self._accounts.items()
-                if other.num_live > 0
-            ]
-            account.service = max(self.service(tenant, step), min(active, default=0.0))
+        if account.num_waiting == 0:
+            waiting = [name for name, other in self._accounts.items() if other.num_waiting > 0]
+            if not waiting and self._last_waiting is not None:
+                waiting = [self._last_waiting]
+            least = min((self.service(name, step) for name in waiting), default=0.0)
+            account.service = max(self.service(tenant, step), least)
             account.step = step
-        account.num_live += 1
+        account.num_waiting += 1
 
-    def depart(self, tenant: str) -> None:
-        """Note that a live request has ended."""
-        self._accounts[tenant].num_live -= 1
+    def leave_queue(self, tenant: str) -> None:
+        """Note that one request waits no more."""
+        account = self._accounts[tenant]
+        account.num_waiting -= 1
+        if account.num_waiting == 0:
+            self._last_waiting = tenant
 
     def charge_prompt(self, tenant: str, num_tokens: int) -> None:
         account = self._accounts[tenant]
@@ -86,10 +92,11 @@ class TenantLedger:
 
     def state(self) -> tuple[object, ...]:
         """Give all that decides later behaviour, for digests."""
-        return tuple(
-            (name, a.service, a.step, a.num_decoding, a.num_live)
+        accounts = tuple(
+            (name, a.service, a.step, a.num_decoding, a.num_waiting)
             for name, a in self._accounts.items()
         )
+        return accounts, self._last_waiting
 
 
 @dataclass(slots=True)
