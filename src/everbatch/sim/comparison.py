@@ -4,6 +4,7 @@ Works on summaries, fresh or saved; pure. Called by `everbatch compare`.
 """
 
 from dataclasses import dataclass, field
+from math import isclose
 from typing import Any
 
 from everbatch.base.errors import ConfigError
@@ -72,7 +73,7 @@ def compare(a: Summary, b: Summary) -> Comparison:
     """Compare two summaries; what may not be compared is told in `obstacles`."""
     result = Comparison(obstacles=_obstacles(a, b), config=_config(a, b))
     for difference in _figures(a, b):
-        if difference.a == difference.b:
+        if _is_same(difference.a, difference.b):
             result.num_same_figures += 1
         else:
             result.figures.append(difference)
@@ -129,6 +130,13 @@ def _figures(a: Summary, b: Summary) -> list[Difference]:
     for name in LATENCIES:
         facts += [Difference(f"{name} {key}", a[name][key], b[name].get(key)) for key in a[name]]
     return facts
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two figures are the same: means of the same facts may differ by rounding."""
+    if isinstance(a, float) and isinstance(b, float):
+        return isclose(a, b, rel_tol=1e-12)
+    return bool(a == b)
 
 
 def _fate(request_id: str, a: dict[str, Any], b: dict[str, Any]) -> Fate | None:
