@@ -244,6 +244,8 @@ def _overview_lines(source: str, found: Overview) -> Iterator[str]:
 
 def _fate(teller: Teller, found: Overview, totals: Totals) -> str:
     facts = [f"waited {teller.duration(totals.wait(found.last_t))} in the queue"]
+    steps = totals.steps_waited.total()
+    facts.append(f"{count(steps, 'step')} without a token")
     if totals.main_reason is not None:
         facts.append(f"mostly {totals.main_reason}")
     if totals.num_preemptions:

@@ -94,10 +94,12 @@ class Overview:
     def worst(self, count: int) -> dict[str, list[Totals]]:
         """Name the requests worth asking about: by what makes them so, the worst first."""
         by_wait = [(totals.wait(self.last_t), totals) for totals in self.totals.values()]
+        by_steps = [(totals.steps_waited.total(), totals) for totals in self.totals.values()]
         by_loss = [(totals.num_preemptions, totals) for totals in self.totals.values()]
         by_work = [(totals.recomputed_tokens, totals) for totals in self.totals.values()]
         return {
             "longest wait": _top(by_wait, count),
+            "most steps without a token": _top(by_steps, count),
             "most preemptions": _top(by_loss, count),
             "most recomputed tokens": _top(by_work, count),
         }

@@ -267,7 +267,7 @@ class Teller:
         if wait.reason == "static_batch":
             return ["continuous batching would have let it join; a static batch lets nobody"]
         if wait.lacking:
-            line = f"it would have run in step {step:,} with {lack_text(wait.lacking)}"
+            line = f"it would have run in step {step:,} with {lack_text(wait.lacking, wait.reason)}"
             if wait.before:
                 line += f", at its turn: {named(wait.before)} lacked the same and go first"
             return [line]
@@ -275,7 +275,7 @@ class Teller:
             return []
         head = wait.heads[0]
         if head.lacking:
-            step, what = head.since_step, lack_text(head.lacking)
+            step, what = head.since_step, lack_text(head.lacking, head.reason)
             return [f"{head.id} would have run in step {step:,} with {what}"]
         return [f"ask about {head.behind or head.id}: what helps it lets the others be considered"]
 
@@ -320,14 +320,15 @@ def named(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MAX_NAMED])} and {len(names) - MAX_NAMED:,} more"
 
 
-def lack_text(lack: Lack) -> str:
+def lack_text(lack: Lack, reason: str = "") -> str:
     """Write what was lacking: "2 more blocks"."""
     parts = []
     if lack.slots:
         parts.append("one more slot" if lack.slots == 1 else f"{lack.slots:,} more slots")
     if lack.tokens:
         tokens = "one more token" if lack.tokens == 1 else f"{lack.tokens:,} more tokens"
-        parts.append(f"{tokens} of budget")
+        kept = f"{count(lack.tokens, 'token')} less kept for prompts"
+        parts.append(kept if reason == "prefill_share" else f"{tokens} of budget")
     if lack.blocks:
         parts.append("one more block" if lack.blocks == 1 else f"{lack.blocks:,} more blocks")
     *first, last = parts
