@@ -4,6 +4,7 @@ The scenario files are beside this one.
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,23 @@ def test_json_has_the_same_facts(explained):
     ]
     assert life["chapters"][5]["lacking"] == {"slots": 0, "tokens": 0, "blocks": 1}
     assert life["sums"]["recomputed_tokens"] == 8
+
+
+def test_the_document_shows_what_is_printed(tmp_path, monkeypatch):
+    document = (FILES.parents[1] / "docs" / "explain.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+
+    shown = []
+    for kind, text in blocks:
+        if kind == "toml":
+            Path("queue.toml").write_text(text, encoding="utf-8")
+            continue
+        for part in re.split(r"^\$ everbatch ", text, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            answer = everbatch(*command.partition(" > ")[0].split())
+            assert (answer.status, answer.err) == (0, "")
+            if ">" not in command:
+                shown.append(command)
+                assert answer.out == output
+    assert len(shown) == 4

@@ -95,8 +95,8 @@ def check(replay: Replay, call: int, id: str) -> str:
         check_static(replay, call, wait)
         return "static_batch"
     # It is somebody else's obstacle: that one's own explanation must be right.
-    assert wait.heads, f"{id} waits for {wait.reason} and nobody is named"
-    head = wait.heads[0]
+    head = wait.pointer
+    assert head is not None, f"{id} waits for {wait.reason} and nobody is named"
     assert head.id != id
     [since] = [
         number

@@ -229,8 +229,9 @@ def _overview_lines(source: str, found: Overview) -> Iterator[str]:
     clock = "clock of steps" if found.ruler.is_steps else "clock of nanoseconds"
     yield f"{source}: {count(log.num_events, 'event')}, {clock}"
     yield (
-        f"  engine    {config['max_num_seqs']:,} slots, {config['max_num_batched_tokens']:,} "
-        f"tokens a step, {config['num_blocks']:,} blocks of {config['block_size']:,}"
+        f"  engine    {count(config['max_num_seqs'], 'slot')}, "
+        f"{count(config['max_num_batched_tokens'], 'token')} a step, "
+        f"{count(config['num_blocks'], 'block')} of {count(config['block_size'], 'token')}"
     )
     yield f"  steps     {found.num_steps:,}, {count(found.num_emitted, 'output')}"
     yield f"  requests  {len(found.totals):,}: {_counts(found.ends()) or 'none'}"

@@ -68,6 +68,15 @@ class Wait:
     def num_steps(self) -> int:
         return self.to_step - self.from_step + 1
 
+    @property
+    def pointer(self) -> HeadSpan | None:
+        """Give whom to ask about, where the obstacle is somebody else's: one who lacks something.
+
+        None if nobody is known.
+        """
+        lacking = (head for head in self.heads if head.lacking)
+        return next(lacking, self.heads[0] if self.heads else None)
+
 
 @dataclass(slots=True)
 class Run:

@@ -248,7 +248,7 @@ class Teller:
         shown = wait.heads[:MAX_HEADS]
         lines = [self._head(head) for head in shown]
         if len(wait.heads) > len(shown):
-            lines.append(f"and {len(wait.heads) - len(shown):,} more heads after those")
+            lines.append(f"and {count(len(wait.heads) - len(shown), 'other head')} after those")
         return lines
 
     def _head(self, head: HeadSpan) -> str:
@@ -271,9 +271,9 @@ class Teller:
             if wait.before:
                 line += f", at its turn: {named(wait.before)} lacked the same and go first"
             return [line]
-        if not wait.heads:
+        head = wait.pointer
+        if head is None:
             return []
-        head = wait.heads[0]
         if head.lacking:
             step, what = head.since_step, lack_text(head.lacking, head.reason)
             return [f"{head.id} would have run in step {step:,} with {what}"]
