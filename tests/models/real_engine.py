@@ -1,19 +1,22 @@
-"""Runs prompts through the real engine on a real model, under switches that must not change text.
+"""Runs requests through the real engine on a network, under options that must not change text.
 
-Used by the golden text tests. The network is loaded once a test session: packing it takes seconds.
+Used by the golden text tests and by the model executor's. The default model is loaded once a test
+session: packing it takes seconds.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from everbatch.assemble.model_source import resolve_model
 from everbatch.base.clock import VirtualClock
-from everbatch.engine.engine import Engine, EngineRequest
+from everbatch.base.events import Preempted
+from everbatch.engine.engine import Engine, EngineRequest, StepResult
 from everbatch.engine.sampling_params import SamplingParams
-from everbatch.executors.model.executor import ModelExecutor
+from everbatch.executors.model.executor import ModelExecutor, Network
 from everbatch.kernels.reference import ReferenceKernels
 from everbatch.models.llama import LlamaForCausalLM
 from everbatch.models.weights import load_model
@@ -23,32 +26,100 @@ from everbatch.scheduler.verify import verify_scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
-    """How the engine runs; none of it may be seen in a greedy text.
+class RealRun:
+    """What came out, by the ids under which it came, and what it took."""
 
-    `batch`: requests that may run at once; `pool`: KV blocks of 16 tokens.
-    """
+    texts: dict[str, list[int]]
+    ends: dict[str, FinishReason]
+    ways: Counter[str]
+    """Preemptions by way."""
+    num_hit_tokens: int
+    num_masked_rows: int
+    num_recomputed_tokens: int
 
-    batch: int
-    chunk_budget: int
-    prefix_caching: bool
-    pool: int
-    trigger: str = "shortage"
 
-    def __str__(self) -> str:
-        caching = "cache" if self.prefix_caching else "nocache"
-        return (
-            f"batch{self.batch}-chunk{self.chunk_budget}-{caching}-pool{self.pool}-{self.trigger}"
+@dataclass(slots=True)
+class RealEngine:
+    """An engine over a network, and everything that came out of it."""
+
+    network: Network
+    config: SchedulerConfig
+    engine: Engine = field(init=False)
+    texts: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, FinishReason] = field(default_factory=dict)
+    ways: Counter[str] = field(default_factory=Counter)
+    num_masked_rows: int = 0
+    num_passes: int = 0
+
+    def __post_init__(self) -> None:
+        executor = ModelExecutor(self.network, self.config, eos_token_ids=(), seed=0)
+        self.engine = Engine(self.config, executor, VirtualClock())
+
+    def add(self, request: EngineRequest) -> None:
+        assert self.engine.add(request) is None
+        self.texts.update((sample_id, []) for sample_id in request.sample_ids)
+
+    def step(self, leaving: Iterable[str] = ()) -> StepResult:
+        """One call of the engine; `leaving` are aborted while its pass runs."""
+        result = self.engine.step(lambda: [(name, FinishReason.ABORT) for name in leaving])
+        verify_scheduler(self.engine.scheduler)
+        for output in result.outputs:
+            self.texts[output.request_id].append(output.token_id)
+        self.ends.update(result.finished)
+        self.ways.update(
+            event.way
+            for event in result.events
+            if isinstance(event, Preempted) and event.slot is not None
+        )
+        if result.plan is not None:
+            self.num_passes += 1
+            self.num_masked_rows += len(result.plan.masked)
+        return result
+
+    def run(self, aborts: Mapping[str, int] | None = None) -> RealRun:
+        """Run until nobody is left. `aborts`: who leaves during which pass, counted from 1."""
+        leaving = aborts or {}
+        while self.engine.has_work:
+            number = self.num_passes + 1
+            self.step([name for name, when in leaving.items() if when == number])
+        stats = self.engine.stats()
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+        host_pool = self.engine.scheduler.state.host_pool
+        assert host_pool is None or host_pool.num_used == 0
+        return RealRun(
+            self.texts,
+            self.ends,
+            self.ways,
+            stats.prefix_cache_hits,
+            self.num_masked_rows,
+            stats.recomputed_tokens,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RealRun:
-    """The texts, in the order of the prompts, and what it took."""
+def greedy(request_id: str, prompt: Sequence[int], max_tokens: int, n: int = 1) -> EngineRequest:
+    """A request for exactly so many tokens, whatever the model says."""
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return make_request(request_id, prompt, sampling, n)
 
-    texts: list[list[int]]
-    num_preemptions: int
-    num_hit_tokens: int
+
+def make_request(
+    request_id: str, prompt: Sequence[int], sampling: SamplingParams, n: int = 1
+) -> EngineRequest:
+    ids = np.array(prompt, np.int32)
+    return EngineRequest(request_id, ids, len(ids), sampling, n=n)
+
+
+def run_requests(
+    network: Network,
+    config: SchedulerConfig,
+    requests: Iterable[EngineRequest],
+    aborts: Mapping[str, int] | None = None,
+) -> RealRun:
+    """Answer requests that arrive at once, in this order."""
+    real = RealEngine(network, config)
+    for request in requests:
+        real.add(request)
+    return real.run(aborts)
 
 
 def load_default_network() -> LlamaForCausalLM:
@@ -59,37 +130,3 @@ def load_default_network() -> LlamaForCausalLM:
 
 def default_model_path() -> Path:
     return resolve_model(None).path
-
-
-def run_prompts(
-    network: LlamaForCausalLM,
-    prompts: Sequence[Sequence[int]],
-    num_outputs: int,
-    switches: Switches,
-) -> RealRun:
-    """Answer all prompts greedily with exactly `num_outputs` tokens each, all arriving at once."""
-    config = SchedulerConfig(
-        max_num_seqs=switches.batch,
-        max_num_batched_tokens=max(switches.chunk_budget, switches.batch),
-        num_blocks=switches.pool,
-        enable_prefix_caching=switches.prefix_caching,
-        long_prefill_token_threshold=switches.chunk_budget,
-        preemption_trigger=switches.trigger,
-        admission="now",
-    )
-    executor = ModelExecutor(network, config, eos_token_ids=(), seed=0)
-    engine = Engine(config, executor, VirtualClock())
-    sampling = SamplingParams(temperature=0, max_tokens=num_outputs, ignore_eos=True)
-    for number, prompt in enumerate(prompts):
-        ids = np.array(prompt, np.int32)
-        assert engine.add(EngineRequest(str(number), ids, len(ids), sampling)) is None
-    texts: list[list[int]] = [[] for _ in prompts]
-    while engine.has_work:
-        result = engine.step()
-        for output in result.outputs:
-            texts[int(output.request_id)].append(output.token_id)
-        assert all(reason is FinishReason.LENGTH for _, reason in result.finished)
-    verify_scheduler(engine.scheduler)
-    stats = engine.stats()
-    assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
-    return RealRun(texts, stats.num_preemptions, stats.prefix_cache_hits)
