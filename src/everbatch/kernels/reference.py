@@ -9,13 +9,16 @@ groups of decodes. Not here: anything clever. Called by models through the proto
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from everbatch.base.units import div_ceil
 from everbatch.kernels.arrays import Flags, Floats, Indices
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
 from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
+from everbatch.kernels.workers import Workers
 
 # Bounds on temporary memory, in float32 values. Attention scores of one piece of a prompt chunk:
 # 16 MB, far below what the weights need. Keys gathered for one group of decodes: 1 MB, so that they
@@ -25,13 +28,18 @@ MAX_GATHERED = 2**18
 # Short pieces also skip most of the products that the causal mask would throw away.
 MAX_PIECE_ROWS = 256
 STRIP_ROWS = 64
+# Workers share a product by columns, in whole cache lines of many registers' width.
+COLUMN_STEP = 64
 
 
 class ReferenceKernels:
     """One network's weights, packed for numpy: a Kernels, whose class is a KernelsBackend."""
 
-    def __init__(self, shape: NetworkShape, weights: NetworkWeights) -> None:
+    def __init__(
+        self, shape: NetworkShape, weights: NetworkWeights, num_threads: int | None = None
+    ) -> None:
         self.shape = shape
+        self.workers = Workers(num_threads)
         # Read one layer at a time, so that the caller can drop what has been copied.
         self.layers = [_PackedLayer.pack(layer, shape) for layer in weights.layers]
         self.final_norm = weights.final_norm
@@ -71,7 +79,7 @@ class ReferenceStep:
     def norm_qkv_rope_write(self, layer: int, hidden: Floats) -> Floats:
         shape, weights = self._kernels.shape, self._kernels.layers[layer]
         normed = _rms_norm(hidden, weights.attention_norm, shape.rms_norm_eps)
-        heads = _linear(normed, weights.qkv, weights.qkv_bias).reshape(
+        heads = self._linear(normed, weights.qkv, weights.qkv_bias).reshape(
             len(hidden), shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim
         )
         rotated = heads[:, : shape.num_heads + shape.num_kv_heads]
@@ -89,31 +97,45 @@ class ReferenceStep:
         # [T, H_kv, G, D]: consecutive query heads share one key-value head.
         scaled = scaled.reshape(len(queries), shape.num_kv_heads, -1, shape.head_dim)
         attended = np.empty_like(scaled)
-        for chunk in self._chunks:
-            _attend_chunk(chunk, scaled, keys, values, attended)
-        for group in self._groups:
-            _attend_decodes(group, scaled, keys, values, attended)
+        arrays = (scaled, keys, values, attended)
+        self._kernels.workers.run(
+            [
+                *(partial(_attend_chunk, chunk, *arrays) for chunk in self._chunks),
+                *(partial(_attend_decodes, group, *arrays) for group in self._groups),
+            ]
+        )
         return attended.reshape(len(queries), -1)
 
     def project_add(self, layer: int, attended: Floats, hidden: Floats) -> Floats:
         weights = self._kernels.layers[layer]
-        hidden += _linear(attended, weights.o, weights.o_bias)
+        hidden += self._linear(attended, weights.o, weights.o_bias)
         return hidden
 
     def norm_mlp_add(self, layer: int, hidden: Floats) -> Floats:
         weights = self._kernels.layers[layer]
         normed = _rms_norm(hidden, weights.mlp_norm, self._kernels.shape.rms_norm_eps)
-        gate_up = _linear(normed, weights.gate_up, weights.gate_up_bias)
+        gate_up = self._linear(normed, weights.gate_up, weights.gate_up_bias)
         half = gate_up.shape[1] // 2
         gate, up = gate_up[:, :half], gate_up[:, half:]
-        hidden += _linear(_silu(gate) * up, weights.down, weights.down_bias)
+        hidden += self._linear(_silu(gate) * up, weights.down, weights.down_bias)
         return hidden
 
     def norm_logits(self, hidden: Floats) -> Floats:
         kernels = self._kernels
         wanted = hidden[self._batch.logit_rows]
         normed = _rms_norm(wanted, kernels.final_norm, kernels.shape.rms_norm_eps)
-        return _linear(normed, kernels.lm_head, None)
+        return self._linear(normed, kernels.lm_head, None)
+
+    def _linear(self, x: Floats, weight: Floats, bias: Floats | None) -> Floats:
+        """Give x [T, in] times weight [in, out], plus bias [out]; each worker some columns."""
+        workers, num_columns = self._kernels.workers, weight.shape[1]
+        product = np.empty((len(x), num_columns), np.float32)
+        width = div_ceil(num_columns, workers.num_threads * COLUMN_STEP) * COLUMN_STEP
+        parts = [slice(start, start + width) for start in range(0, num_columns, width)]
+        workers.run([partial(np.matmul, x, weight[:, p], out=product[:, p]) for p in parts])
+        if bias is not None:
+            product += bias
+        return product
 
     def _rotation(self) -> tuple[Floats, Floats]:
         """Give cos and sin of every token's angles, [T, 1, D / 2].
@@ -294,14 +316,6 @@ def _silu(x: Floats) -> Floats:
         denominator = np.exp(-x)
     denominator += 1
     return np.divide(x, denominator, out=denominator)
-
-
-def _linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
-    """x [T, in] times weight [in, out], plus bias [out]."""
-    product = x @ weight
-    if bias is not None:
-        product += bias
-    return product
 
 
 def _by_slot(blocks: Floats) -> Floats:

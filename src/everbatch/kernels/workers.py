@@ -1,0 +1,93 @@
+"""Threads that share the work of one operation.
+
+Belongs here: handing pieces to threads and waiting for them. Not here: how work is cut into pieces.
+Used by the reference backend.
+
+BLAS libraries have threads of their own, which wait for each other in a busy loop without end:
+where anything else runs on a core, such as the server's event loop, a step slows down many times
+over. So BLAS is told to use one thread, and the products are cut here. A thread that has nothing to
+do looks for work a little longer, as waking a sleeping core costs more than most pieces, and then
+sleeps.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TypeVar
+
+from threadpoolctl import threadpool_limits
+
+Task = Callable[[], None]
+Item = TypeVar("Item")
+
+LOOKING_S = 0.0005
+"""How long a thread looks for the next piece before it sleeps; pieces of a step come closer."""
+
+
+class Workers:
+    """`num_threads` threads, the caller's own among them; None: one for each core we may use.
+
+    Sets the BLAS of this process to one thread. Tasks of one `run` must not touch the same memory,
+    and must spend their time where Python's lock is released, as numpy's loops do. One caller at a
+    time.
+    """
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._tasks: list[SimpleQueue[Task | None]] = []
+        threadpool_limits(1, user_api="blas")
+        for number in range(1, self.num_threads):
+            tasks: SimpleQueue[Task | None] = SimpleQueue()
+            self._tasks.append(tasks)
+            # Daemons: they hold nothing that would have to be put in order at the end.
+            name, arguments = f"everbatch-worker-{number}", (tasks, self._done)
+            threading.Thread(target=_work, args=arguments, name=name, daemon=True).start()
+        # The threads know nothing of this object, so that they can end when it is no longer used.
+        weakref.finalize(self, _end, self._tasks)
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Run all tasks, dealt out in turn to the threads; returns when all are done.
+
+        Raises what a task raised, after all have ended.
+        """
+        for number, task in enumerate(tasks):
+            if number % self.num_threads:
+                self._tasks[number % self.num_threads - 1].put(task)
+        own = [_problem_of(task) for task in tasks[:: self.num_threads]]
+        others = [_soon(self._done) for _ in range(len(tasks) - len(own))]
+        for problem in (*own, *others):
+            if problem is not None:
+                raise problem
+
+
+def _work(tasks: "SimpleQueue[Task | None]", done: "SimpleQueue[BaseException | None]") -> None:
+    while (task := _soon(tasks)) is not None:
+        done.put(_problem_of(task))
+        # A task holds arrays: nothing may keep them alive until the next one comes.
+        del task
+
+
+def _end(queues: "list[SimpleQueue[Task | None]]") -> None:
+    """Let the threads behind the queues end."""
+    for tasks in queues:
+        tasks.put(None)
+
+
+def _problem_of(task: Task) -> BaseException | None:
+    try:
+        task()
+    except BaseException as problem:  # A thread's border: `run` raises it.
+        return problem
+    return None
+
+
+def _soon(queue: "SimpleQueue[Item]") -> Item:
+    """Take the next item, which most likely comes at once."""
+    give_up = time.perf_counter() + LOOKING_S
+    while queue.empty() and time.perf_counter() < give_up:
+        time.sleep(0)  # Lets whoever else wants the core, or Python's lock, have it.
+    return queue.get()
