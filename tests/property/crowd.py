@@ -3,20 +3,16 @@
 One seed and one row of options give one run. Called by test_options, test_seeds and soak.
 """
 
-from array import array
 from dataclasses import dataclass, field
-from functools import lru_cache
 from random import Random
-from zlib import crc32
 
-from builders import Client, World
+from builders import Client, World, spoken_text
 from event_audit import Audit
 from option_rows import Row
 
 from everbatch.base.errors import ExecutorError
 from everbatch.base.events import Finished, Preempted, Rejected, SampleFinished
 from everbatch.engine.engine import StepResult
-from everbatch.executors.scripted import VOCAB_SIZE
 from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
 from everbatch.scheduler.digest import state_digest
 from everbatch.scheduler.plan import DeferReason, StepPlan
@@ -93,16 +89,6 @@ def draw_client(row: Row, config: SchedulerConfig, draw: Random, id: str) -> Cli
         n=draw.randint(1, int(str(row["samples"]))),
         deadline=draw.choice([None, None, None, None, draw.randint(0, 12)]),
     )
-
-
-@lru_cache(maxsize=100_000)
-def lone_text(prompt: tuple[int, ...], sample: int, num_tokens: int) -> list[int]:
-    """The outputs that the scripted executor gives whoever is alone: each hashes all before it."""
-    state, text = crc32(array("i", prompt).tobytes(), sample), []
-    for _ in range(num_tokens):
-        text.append(state % VOCAB_SIZE)
-        state = crc32(array("i", text[-1:]).tobytes(), state)
-    return text
 
 
 class FailingStore:
@@ -299,7 +285,7 @@ class Crowd:
             (reason,) = world.ends[id]
             length = max(1, c.output_tokens - sample)
             limit = c.output_tokens if c.max_tokens is None else c.max_tokens
-            whole = lone_text(tuple(c.prompt), sample, min(length, limit))
+            whole = spoken_text(tuple(c.prompt), sample, min(length, limit))
             text = world.texts[id]
             if reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert text == whole, f"{id} says something else than alone"

@@ -5,8 +5,8 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from builders import Client, alone
-from crowd import Crowd, lone_text, run_steps
+from builders import Client, alone, spoken_text
+from crowd import Crowd, run_steps
 from option_rows import OPTIONS, covering_rows, pairs_of
 
 ROWS = covering_rows()
@@ -48,4 +48,4 @@ def test_seeds_that_failed_once(path):
 def test_the_text_of_crowds_is_the_text_that_a_client_gets_alone():
     prompt = [5, 6, 7]
 
-    assert lone_text(tuple(prompt), 0, 6) == alone(Client("lone", prompt, 6))
+    assert spoken_text(tuple(prompt), 0, 6) == alone(Client("lone", prompt, 6))

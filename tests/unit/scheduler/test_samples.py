@@ -1,0 +1,121 @@
+"""n > 1: samples share a prompt's blocks, copy a partial tail before they write, end one by one."""
+
+import pytest
+from builders import World, client, finals, make_config, run_world, spoken_text
+
+
+def texts_of(c, counts):
+    limit = c.output_tokens if c.max_tokens is None else c.max_tokens
+    return {
+        f"{c.id}/{sample}": spoken_text(tuple(c.prompt), sample, min(limit, count))
+        for sample, count in enumerate(counts)
+    }
+
+
+def blocks_taken(world):
+    return [
+        [id for id, blocks in e.blocks for _ in blocks] for e in world.events if e.kind == "step"
+    ]
+
+
+def test_the_last_to_write_keeps_the_partial_tail_and_the_others_copy_it():
+    c = client("a", 6, 3, n=3)
+    world = run_world([c], num_blocks=16)
+
+    # The prompt takes two blocks once, then two samples of three copy the second of them.
+    assert blocks_taken(world)[:2] == [["a/0", "a/0"], ["a/0", "a/1"]]
+    assert finals(world)["a"].output_tokens == 9
+    assert {id: world.texts[id] for id in c.sample_ids()} == texts_of(c, [3, 3, 3])
+
+
+def test_a_prompt_of_whole_blocks_has_no_tail_to_copy():
+    world = run_world([client("a", 8, 3, n=2)], num_blocks=16)
+
+    assert blocks_taken(world)[:2] == [["a/0", "a/0"], ["a/0", "a/1"]]
+
+
+@pytest.mark.parametrize("admission", ["prompt", "now", "peak", "reserve"])
+def test_samples_fit_exactly_what_their_life_was_reckoned_to_need(admission):
+    # One full block of the prompt is shared; then each needs ceil(13 / 4) - 1 = 3 of its own.
+    c = client("a", 6, 8, n=3)
+    world = run_world([c], num_blocks=10, admission=admission)
+
+    assert {id: world.texts[id] for id in c.sample_ids()} == texts_of(c, [8, 8, 8])
+    assert finals(world)["a"].preemptions == 0
+    assert run_world([c], num_blocks=9, admission=admission).rejected
+
+
+def test_with_lives_reserved_samples_never_lack_a_block_for_their_copies():
+    clients = [client("a", 6, 8, n=3), client("b", 5, 9, n=2), client("c", 5, 9)]
+    world = run_world(clients, num_blocks=17, max_num_seqs=6, admission="reserve")
+
+    assert not [e for e in world.events if e.kind == "preempted"]
+    assert not [e for e in world.events if e.kind == "deferred" and "/" in e.id]
+
+
+def test_ids_of_samples_are_taken_while_they_live():
+    world = World(make_config(), [client("a/1", 4, 4), client("a", 4, 4, n=2), client("b", 4, 4)])
+    world.arrive()
+
+    assert "id 'a/1' is being served" in world.rejected["a"]
+    assert "a" not in world.engine.scheduler.state.groups
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("extent", ["whole", "tail"])
+def test_samples_that_wait_for_their_prompt_yield_with_it_and_come_back(mode, extent):
+    # The second prompt is in prefill, its sample waits for it, when the first lacks a block.
+    clients = [client("a", 4, 12), client("b", 20, 3, n=2, arrival=1)]
+    options = {"preemption_mode": mode, "preemption_extent": extent, "num_host_blocks": 9}
+    world = run_world(clients, num_blocks=8, max_num_batched_tokens=3, admission="now", **options)
+    victims = [e for e in world.events if e.kind == "preempted" and e.id == "b/0"]
+
+    assert victims[0].computed_tokens < 20
+    assert {id: world.texts[id] for id in ("b/0", "b/1")} == texts_of(clients[1], [3, 3])
+
+
+def test_a_sample_that_yields_while_it_copies_is_swapped_with_the_tail_it_shared():
+    # Both samples fork into the last block; the older request then needs it too.
+    clients = [client("a", 7, 9), client("b", 6, 6, n=2)]
+    for num_blocks in range(5, 9):
+        world = run_world(
+            clients,
+            num_blocks=num_blocks,
+            preemption_mode="swap",
+            num_host_blocks=20,
+            preemption_victim="largest",
+            admission="now",
+        )
+        assert {id: world.texts[id] for id in ("b/0", "b/1")} == texts_of(clients[1], [6, 6])
+
+
+@pytest.mark.parametrize("sample", [0, 1, 2])
+@pytest.mark.parametrize("boundary", range(7))
+def test_one_sample_may_leave_at_any_boundary(sample, boundary):
+    c = client("a", 6, 5, n=3)
+    world = World(make_config(max_num_batched_tokens=3), [c])
+    world.arrive()
+    for _ in range(boundary):
+        world.step()
+    world.engine.abort(f"a/{sample}")
+    world.run()
+    ends = {id: world.ends[id][0].value for id in c.sample_ids()}
+
+    if boundary < 2 and sample == 0:
+        # Nobody else has what the first one has read so far: its samples end with it.
+        assert ends == dict.fromkeys(c.sample_ids(), "abort")
+    else:
+        assert ends.pop(f"a/{sample}") == ("abort" if boundary < 6 else "stop")
+        assert set(ends.values()) == {"stop"}
+    assert len(world.ends["a"]) == 1
+
+
+def test_a_sample_ends_by_itself_and_its_request_with_the_last():
+    c = client("a", 4, 6, n=2)
+    world = World(make_config(), [c])
+    world.executor.output_lengths["a/1"] = 2
+    world.run()
+
+    assert [len(world.texts[id]) for id in c.sample_ids()] == [6, 2]
+    assert world.ends["a/1"][0].value == "stop"
+    assert finals(world)["a"].output_tokens == 8
