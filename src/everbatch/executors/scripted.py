@@ -35,8 +35,8 @@ class ScriptedExecutor:
     """Runs plans over token ids. `prompt_of(payload)` gives a request's prompt.
 
     `output_lengths` says after how many outputs a request stops by itself; others never do.
-    Passes in `failing_steps` raise ExecutorError; `failing_outputs` says at which of its outputs a
-    request's row fails.
+    Passes in `failing_steps` raise ExecutorError, and so does copy number `failing_copy` of a block,
+    within or between tiers; `failing_outputs` says at which of its outputs a request's row fails.
     """
 
     block_size: int
@@ -44,7 +44,9 @@ class ScriptedExecutor:
     output_lengths: Mapping[str, int] = field(default_factory=dict)
     failing_steps: frozenset[int] = frozenset()
     failing_outputs: Mapping[str, int] = field(default_factory=dict)
+    failing_copy: int | None = None
     num_steps: int = 0
+    num_copies: int = 0
     _rows: dict[int, _Row] = field(default_factory=dict)
     _slot_of: dict[str, int] = field(default_factory=dict)
     _decodes: dict[int, None] = field(default_factory=dict)
@@ -124,6 +126,9 @@ class ScriptedExecutor:
         self, source: dict[int, int], from_block: int, target: dict[int, int], to_block: int
     ) -> None:
         """Copy what stands in a block; places never written are cleared in the copy."""
+        self.num_copies += 1
+        if self.num_copies == self.failing_copy:
+            raise ExecutorError(f"copy {self.num_copies} was told to fail")
         for offset in range(self.block_size):
             token = source.get(from_block * self.block_size + offset)
             place = to_block * self.block_size + offset
