@@ -35,8 +35,9 @@ class ScriptedExecutor:
     """Runs plans over token ids. `prompt_of(payload)` gives a request's prompt.
 
     `output_lengths` says after how many outputs a request stops by itself; others never do.
-    Passes in `failing_steps` raise ExecutorError, and so does copy number `failing_copy` of a block,
-    within or between tiers; `failing_outputs` says at which of its outputs a request's row fails.
+    Passes in `failing_steps` raise ExecutorError, and so does copy number `failing_copy` of a
+    block, within or between tiers; `failing_outputs` says at which of its outputs a request's row
+    fails.
     """
 
     block_size: int

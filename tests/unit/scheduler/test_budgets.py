@@ -168,8 +168,8 @@ def test_when_not_all_decodes_fit_the_longest_unserved_go_first():
     # Admission never lets so many in that they do not fit, so a smaller budget is put in later.
     world = started(*(client(id, 1, 9) for id in "abc"), steps=2)
     state = world.engine.scheduler.state
-    is_news = world.engine.scheduler.deferrals.is_news
-    planner = Planner(make_config(max_num_batched_tokens=2), state, world.executor.tokens, is_news)
+    known = world.engine.scheduler.deferrals.current
+    planner = Planner(make_config(max_num_batched_tokens=2), state, world.executor.tokens, known)
     state.pool.begin()
     draft = planner.plan()
     state.pool.rollback()
