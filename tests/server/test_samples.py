@@ -189,6 +189,23 @@ async def test_failed_step_ends_all_samples_with_one_error() -> None:
 
 
 @async_test
+async def test_samples_keep_their_texts_in_a_pool_that_is_too_small_for_all() -> None:
+    harness = make_harness(num_blocks=16, num_host_blocks=9, preemption_mode="swap")
+    prompts = [f"prompt {number}" for number in range(9)]
+    async with in_process(harness) as client:
+        body = {"n": 3, "max_tokens": 60}
+        answers = await asyncio.gather(
+            *(client.post(COMPLETIONS, json=body | {"prompt": one}) for one in prompts)
+        )
+
+    for prompt, answer in zip(prompts, answers, strict=True):
+        wanted = [text.encode()[:60].decode(errors="replace") for text in texts_of(prompt, 3)]
+        assert [choice["text"] for choice in answer.json()["choices"]] == wanted
+    assert harness.engine.stats.num_preemptions > 0
+    harness.assert_all_returned()
+
+
+@async_test
 async def test_too_many_choices_are_refused() -> None:
     harness = make_harness(settings={"max_choices": 6})
     async with in_process(harness) as client:
