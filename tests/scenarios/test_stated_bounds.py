@@ -14,7 +14,7 @@ def starved(num_decodes: int, prompt_tokens: int, budget: int, **engine):
         request("d", 1, 400, count=num_decodes),
         request("p", prompt_tokens, 2, arrival=200),
         max_num_batched_tokens=budget,
-        run={"horizon": 600},
+        run={"horizon": 350},
         **{**PLENTY, **engine},
     )
 
