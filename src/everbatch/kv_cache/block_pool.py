@@ -17,15 +17,14 @@ Sources: PagedAttention (section 4.2 and 4.3); vLLM v1, block_pool (LRU, tails e
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from everbatch.base.invariant import check
 from everbatch.kv_cache.content import BlockContent, ContentChain
 from everbatch.kv_cache.lru_list import LruList
 
 
-@dataclass(slots=True, frozen=True)
-class CachedContent:
+class CachedContent(NamedTuple):
     """What an indexed block holds, and the entry of the prefix before it."""
 
     entry: int
@@ -90,14 +89,16 @@ class BlockPool:
         if count > len(self._free) + len(self._lru):
             return None
         blocks: list[int] = []
-        ref_counts = self._ref_counts
+        ref_counts, free, journal = self._ref_counts, self._free, self._journal
+        undo = self._undo_take
         for _ in range(count):
-            block = self._free.pop() if self._free else self._evict()
-            check(ref_counts[block] == 0, "a block with readers was handed out", block=block)
+            block = free.pop() if free else self._evict()
+            if ref_counts[block]:
+                check(False, "a block with readers was handed out", block=block)
             ref_counts[block] = 1
             blocks.append(block)
-            if self._journal is not None:
-                self._journal.append((self._undo_take, (block,)))
+            if journal is not None:
+                journal.append((undo, (block,)))
         return blocks
 
     def match(self, chain: ContentChain, max_blocks: int) -> list[int]:
@@ -168,25 +169,28 @@ class BlockPool:
         Levels are registered in order. If the content is indexed already, the older block stays in
         the index. If a hash collides, or an earlier level could not be registered, nothing is.
         """
-        assert index >= len(chain.entries)
-        if index > len(chain.entries):
+        entries = chain.entries
+        assert index >= len(entries)
+        if index > len(entries):
             return
-        parent = chain.entries[-1] if chain.entries else self._root_of(chain)
+        parent = entries[-1] if entries else self._root_of(chain)
         content = chain.contents[index]
         holder = self._index.get(content.digest)
         if holder is not None:
             known = self._contents[holder]
             if known.parent_entry == parent and known.content.tokens == content.tokens:
-                chain.entries.append(known.entry)
+                entries.append(known.entry)
                 self._note(self._undo_entry, chain)
             return
-        check(self._ref_counts[block] > 0, "content of a block without reader", block=block)
+        if not self._ref_counts[block]:
+            check(False, "content of a block without reader", block=block)
         entry = self._next_entry
-        self._next_entry += 1
+        self._next_entry = entry + 1
         self._contents[block] = CachedContent(entry, parent, content)
         self._index[content.digest] = block
-        chain.entries.append(entry)
-        self._note(self._undo_register, chain, block)
+        entries.append(entry)
+        if self._journal is not None:
+            self._journal.append((self._undo_register, (chain, block)))
 
     def forget_content(self, blocks: Sequence[int]) -> None:
         """Let nobody find what `blocks` hold any more; their readers keep reading. Not undone."""

@@ -54,8 +54,12 @@ class ContentChain:
     def extend(self, tokens: bytes) -> None:
         """Read on: `tokens` are the bytes of any number of whole further blocks."""
         width = self.block_size * TOKEN_BYTES
-        assert len(tokens) % width == 0
         parent = self.contents[-1].digest if self.contents else self.salt_digest
+        if len(tokens) == width:
+            # One block at a time is what decoding brings.
+            self.contents.append(BlockContent(self.hasher(parent, tokens), tokens))
+            return
+        assert len(tokens) % width == 0
         for start in range(0, len(tokens), width):
             block_tokens = tokens[start : start + width]
             parent = self.hasher(parent, block_tokens)

@@ -97,7 +97,7 @@ class Endings:
         state = self._state
         self.settle(request)
         if request.chain is not None and reason is not FinishReason.ERROR and request.block_table:
-            self.register_full(request)
+            self.register_full(request, request.num_computed_tokens // self._config.block_size)
         if request in state.policy.queue:
             self.dequeue(request)
         self.give_back_slot(request, masked=self._config.batching == "static")
@@ -174,13 +174,12 @@ class Endings:
             pending = self._state.swapped_out
             self._state.swapped_out = [entry for entry in pending if entry[0] is not request]
 
-    def register_full(self, request: Request) -> None:
-        """Index the blocks that decoding has filled since the last call."""
+    def register_full(self, request: Request, num_full: int) -> None:
+        """Index those of its first `num_full` blocks that were filled since the last call."""
         chain = request.chain
         assert chain is not None
-        computed = self._state.decodes.computed_tokens(request)
-        num_full = computed // self._config.block_size
-        self._planner.read_blocks(request, num_full)
+        if len(chain.contents) < num_full:
+            self._planner.read_blocks(request, num_full)
         for index in range(len(chain.entries), num_full):
             self._state.pool.register(chain, index, request.block_table[index])
 

@@ -117,7 +117,7 @@ class Lifecycle:
         state.due = list(full)
         for request in state.due:
             if request.chain is not None:
-                self._endings.register_full(request)
+                self._endings.register_full(request, len(request.block_table))
 
     def retire_failed(self, draft: Draft, outcome: StepOutcome, now_ns: int) -> int:
         """Retire those whose rows failed; gives the tokens that do not count."""
