@@ -154,11 +154,11 @@ class SimulatedRun:
             return
         if not scheduler.has_work:
             return
-        self._num_deferred_calls += 1
-        yielded = any(isinstance(event, Preempted) for event in result.events)
+        yielded = [event for event in result.events if isinstance(event, Preempted)]
+        # Who waits and loses what it had kept holds no slot: there are as many such as wait.
+        self._num_deferred_calls += any(event.slot is not None for event in yielded)
         if not yielded or self._num_deferred_calls > scheduler.config.max_num_seqs:
-            num_preemptions = self._num_deferred_calls - (not yielded)
-            raise no_progress(scheduler, self._clock.now_ns(), num_preemptions)
+            raise no_progress(scheduler, self._clock.now_ns(), self._num_deferred_calls)
 
     def _idle(self) -> None:
         """Let ticks pass until somebody arrives or something is to be reported."""
