@@ -8,7 +8,7 @@ from builders import Client
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
 
 _RELAXED = {
     "deadline": None,
@@ -23,19 +23,36 @@ MAX_OUTPUT_TOKENS = 9
 
 @st.composite
 def configs(draw: st.DrawFn) -> SchedulerConfig:
-    """Tiny pools and budgets, all options that exist."""
+    """Tiny pools and budgets, all options that exist. The plainest values come first."""
+    budget = draw(st.sampled_from([1, 2, 3, 5, 8, 16, 64]))
+    policy = draw(st.sampled_from(["fcfs", "priority", "srpt", "vtc"]))
     return SchedulerConfig(
         max_num_seqs=draw(st.integers(1, 4)),
-        max_num_batched_tokens=draw(st.sampled_from([1, 2, 3, 5, 8, 16, 64])),
+        max_num_batched_tokens=budget,
         num_blocks=draw(st.integers(1, 10)),
         block_size=draw(st.integers(1, 4)),
         max_model_len=draw(st.sampled_from([0, 0, 0, 12, 20])),
         enable_chunked_prefill=draw(st.booleans()),
         enable_prefix_caching=draw(st.booleans()),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3])),
-        admission=draw(st.sampled_from(["prompt", "now"])),
+        min_prefill_tokens=draw(st.sampled_from([0, 0, 1, budget])),
+        prefill_aging_steps=draw(st.sampled_from([0, 0, 1, 4])),
+        batching=draw(st.sampled_from(["continuous"] * 4 + ["static"])),
+        policy=policy,
+        aging_steps=draw(st.sampled_from([0, 1, 4])) if policy == "priority" else 0,
+        backfill=draw(st.sampled_from(["none", "safe", "greedy"])),
+        admission=draw(st.sampled_from(["prompt", "now", "peak", "reserve"])),
         watermark=draw(st.sampled_from([0.0, 0.0, 0.2, 0.5])),
         preemption_trigger=draw(st.sampled_from(["shortage", "stall"])),
+        preemption_mode=draw(st.sampled_from(["recompute", "swap", "auto"])),
+        preemption_extent=draw(st.sampled_from(["whole", "tail"])),
+        preemption_victim=draw(st.sampled_from(["newest", "priority", "least_lost", "largest"])),
+        num_host_blocks=draw(st.sampled_from([0, 2, 30])),
+        max_preemptions=draw(st.sampled_from([0, 0, 1, 2])),
+        max_queue_requests=draw(st.sampled_from([0, 0, 2])),
+        max_queue_tokens=draw(st.sampled_from([0, 0, 20])),
+        tenants={"a": TenantConfig(2.0), "b": TenantConfig(0.5, 4)},
+        preemption_costs=PreemptionCosts(draw(st.integers(1, 8)), 2),
     )
 
 
@@ -51,4 +68,14 @@ def clients(draw: st.DrawFn, id: str) -> Client:
     output_tokens = draw(st.integers(1, MAX_OUTPUT_TOKENS))
     max_tokens = draw(st.sampled_from([None, None, output_tokens + 3, max(1, output_tokens - 2)]))
     salt = draw(st.sampled_from(["", "", "", "salt"]))
-    return Client(id, prompt, output_tokens, max_tokens=max_tokens, cache_salt=salt)
+    return Client(
+        id,
+        prompt,
+        output_tokens,
+        max_tokens=max_tokens,
+        cache_salt=salt,
+        priority=draw(st.integers(0, 2)),
+        tenant=draw(st.sampled_from(["", "a", "b"])),
+        n=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        deadline=draw(st.sampled_from([None, None, None, 0, 5])),
+    )

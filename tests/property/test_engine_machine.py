@@ -5,10 +5,9 @@ from its events. At the end everybody has one final event and, unless it left or
 it has alone.
 """
 
-from functools import cache
-
 import pytest
-from builders import Client, World, alone
+from builders import World, spoken_text
+from crowd import FailingStore
 from event_audit import Audit
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -20,25 +19,6 @@ from everbatch.scheduler.plan import StepPlan
 from everbatch.scheduler.request import FinishReason
 
 MAX_CALLS_TO_END = 3_000
-
-
-@cache
-def lone_text(prompt: tuple[int, ...], output_tokens: int, max_tokens: int | None) -> list[int]:
-    return alone(Client("lone", prompt, output_tokens, max_tokens=max_tokens))
-
-
-class FailingStore:
-    """A token store that fails at its Nth read."""
-
-    def __init__(self, tokens, failing_read):
-        self._tokens = tokens
-        self._reads_left = failing_read
-
-    def read(self, request_id, payload, sample, start, stop):
-        self._reads_left -= 1
-        if self._reads_left == 0:
-            raise ExecutorError("the token store was told to fail")
-        return self._tokens.read(request_id, payload, sample, start, stop)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -53,15 +33,16 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(count):
             c = data.draw(clients(f"r{len(self.clients)}"))
             self.clients.append(c)
-            self.world.executor.output_lengths[c.id] = c.output_tokens
+            for id in c.sample_ids():
+                self.world.executor.output_lengths[id] = c.output_tokens
             self.world.add(c)
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
     def leave(self, data):
-        """Somebody leaves at this boundary; it may have ended."""
+        """Somebody, or one of its samples, leaves at this boundary; it may have ended."""
         c = data.draw(st.sampled_from(self.clients))
-        self.world.engine.abort(c.id)
+        self.world.engine.abort(data.draw(st.sampled_from([c.id, *c.sample_ids()])))
 
     @rule(count=st.integers(1, 4))
     def steps(self, count):
@@ -72,7 +53,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def step_while_somebody_leaves(self, data):
         for c in data.draw(st.lists(st.sampled_from(self.clients), min_size=1, max_size=3)):
-            c.abort_during = self.world.boundary + 1
+            id = data.draw(st.sampled_from([c.id, *c.sample_ids()]))
+            self.world.leaving_next.append(id)
         self.step()
 
     @rule(fails=st.booleans())
@@ -86,11 +68,13 @@ class EngineMachine(RuleBasedStateMachine):
     def row_that_will_fail(self, data, output, chance):
         if chance == 0:
             c = data.draw(st.sampled_from(self.clients))
-            self.world.executor.failing_outputs[c.id] = output
+            id = data.draw(st.sampled_from(c.sample_ids()))
+            self.world.executor.failing_outputs[id] = output
 
     @rule(failing_read=st.integers(1, 4))
     def step_whose_token_store_fails(self, failing_read):
         world = self.world
+        world.engine.scheduler.expire(world.clock.now_ns())
         before = state_digest(world.engine.scheduler)
         world.checker.store = FailingStore(world.executor.tokens, failing_read)
         try:
@@ -102,6 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data(), leaves=st.booleans())
     def plan_and_roll_back(self, data, leaves):
         scheduler = self.world.engine.scheduler
+        scheduler.expire(self.world.clock.now_ns())
         before = state_digest(scheduler)
         plan = scheduler.schedule(self.world.clock.now_ns())
         if not isinstance(plan, StepPlan):
@@ -116,16 +101,18 @@ class EngineMachine(RuleBasedStateMachine):
             self.step()
 
     def step(self):
-        """One call, its events recounted."""
+        """One call, its events recounted. With live requests it runs, or makes somebody yield."""
         world = self.world
         result = world.step()
         self.audit.take(result.events)
+        ran = result.plan is not None or result.error is not None
+        yielded = any(event.kind == "preempted" for event in result.events)
+        assert ran or yielded or not world.engine.has_work
         stats = world.engine.stats()
         assert stats.num_running <= world.config.max_num_seqs
         assert stats.num_free_blocks + stats.num_cached_blocks <= stats.num_blocks
-        assert stats.num_running + stats.num_waiting == sum(
-            not ends for ends in world.ends.values()
-        )
+        live = [id for c in self.clients for id in c.sample_ids() if world.ends.get(id) == []]
+        assert sorted(live) == sorted(world.engine.scheduler.state.requests)
 
     def teardown(self):
         if not hasattr(self, "world"):
@@ -146,17 +133,18 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_end(self, c):
         world = self.world
-        (reason,) = world.ends[c.id]
-        text = world.texts[c.id]
-        whole = lone_text(tuple(c.prompt), c.output_tokens, c.max_tokens)
-        if reason in (FinishReason.ABORT, FinishReason.ERROR):
-            assert text == whole[: len(text)]
-        else:
-            assert text == whole
-            stopped = c.max_tokens is None or c.output_tokens <= c.max_tokens
-            assert reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-        end = self.audit.lives[c.id].end
-        assert end.output_tokens == len(text)
+        limit = c.output_tokens if c.max_tokens is None else c.max_tokens
+        natural = FinishReason.STOP if c.output_tokens <= limit else FinishReason.LENGTH
+        assert len(world.ends[c.id]) == 1
+        for sample, id in enumerate(c.sample_ids()):
+            (reason,) = world.ends[id]
+            text = world.texts[id]
+            whole = spoken_text(tuple(c.prompt), sample, min(c.output_tokens, limit))
+            if reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert (text, reason) == (whole, natural)
+            else:
+                assert text == whole[: len(text)]
+            assert self.audit.output_tokens(id) == len(text)
 
 
 class QuickEngineMachine(EngineMachine):
