@@ -26,8 +26,8 @@ def longest_gap(run, id: str, until: int) -> int:
 
 
 @pytest.mark.parametrize(("decodes", "budget"), [(16, 16), (40, 16), (17, 16), (64, 48)])
-@pytest.mark.parametrize("share", [1, 5, 15])
-@pytest.mark.parametrize("prompt_tokens", [1, 5, 33, 60])
+@pytest.mark.parametrize("share", [1, 15])
+@pytest.mark.parametrize("prompt_tokens", [1, 33, 60])
 def test_a_share_of_m_reads_a_prompt_of_p_in_p_over_m_steps(decodes, budget, share, prompt_tokens):
     run = starved(decodes, prompt_tokens, budget, min_prefill_tokens=share)
     first_token = run.request("p")["first_token_step"]
@@ -41,8 +41,8 @@ def test_a_share_of_m_reads_a_prompt_of_p_in_p_over_m_steps(decodes, budget, sha
 
 
 @pytest.mark.parametrize(("decodes", "budget"), [(16, 16), (40, 16), (17, 16)])
-@pytest.mark.parametrize("steps", [1, 2, 7])
-@pytest.mark.parametrize("prompt_tokens", [1, 16, 33])
+@pytest.mark.parametrize("steps", [1, 7])
+@pytest.mark.parametrize("prompt_tokens", [1, 33])
 @pytest.mark.parametrize("cap", [0, 4])
 def test_aging_by_k_steps_gives_a_chunk_at_least_every_k_and_one(
     decodes, budget, steps, prompt_tokens, cap

@@ -142,7 +142,7 @@ class SafeBackfill:
 
     def _fits(self, until: int, running: Sequence[_Running]) -> bool:
         """Whether all of them have their blocks, and their tokens, up to a time."""
-        ends = {other.steps_left - 1 for other in running if 0 < other.steps_left <= until}
+        ends = [other.steps_left - 1 for other in running if 0 < other.steps_left <= until]
         most = max(
             self._used(steps, [other for other in running if other.steps_left > steps])
             for steps in sorted({0, *ends})
