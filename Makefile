@@ -17,10 +17,10 @@ serve: $(VENV)/.serve
 	$(BIN)/everbatch serve $(ARGS)
 
 test: $(VENV)/.test check
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full and not oracle" $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full and not oracle" $(ARGS)
 
 test-full: $(VENV)/.oracle
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "full or oracle" $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "full or oracle" $(ARGS)
 
 soak: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python tests/property/soak.py $(ARGS)
