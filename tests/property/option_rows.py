@@ -89,25 +89,26 @@ def _grown_row(
         row["batching"] = "continuous"
     names = [name for name in options if name not in row]
     draw.shuffle(names)
+    places = {name: place for place, name in enumerate(options)}
     for name in names:
         values = list(options[name])
         draw.shuffle(values)
-        row[name] = max(values, key=lambda value: _gain(options, row, name, value, missing))
+        row[name] = max(values, key=lambda value: _gain(places, row, name, value, missing))
     return {name: row[name] for name in options}
 
 
 def _gain(
-    options: Mapping[str, tuple[object, ...]],
+    places: Mapping[str, int],
     row: Mapping[str, object],
     name: str,
     value: object,
     missing: Mapping[_Pair, None],
 ) -> int:
-    order = {option: place for place, option in enumerate(options)}
+    """Count the missing pairs that a value would cover; a pair names the earlier option first."""
     num_covered = 0
     for other, its_value in row.items():
         pair = (name, value, other, its_value)
-        if order[other] < order[name]:
+        if places[other] < places[name]:
             pair = (other, its_value, name, value)
         num_covered += pair in missing
     return num_covered
