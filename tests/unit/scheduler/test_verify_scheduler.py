@@ -4,6 +4,7 @@ import pytest
 from builders import World, client, make_config
 
 from everbatch.base.errors import InvariantViolation
+from everbatch.scheduler.plan import Admission
 from everbatch.scheduler.verify import verify_plan, verify_scheduler
 
 
@@ -41,6 +42,9 @@ def test_a_sound_state_passes():
         lambda state, a, b, c: setattr(a, "num_computed_tokens", 3),
         lambda state, a, b, c: setattr(b, "num_computed_tokens", 40),
         lambda state, a, b, c: state.free_slots.append(1),
+        lambda state, a, b, c: state.masked.update({0: "a"}),
+        lambda state, a, b, c: state.tail_holders.update({c: None}),
+        lambda state, a, b, c: c.host_blocks.append(0),
     ],
 )
 def test_each_corruption_is_seen(change):
@@ -63,6 +67,13 @@ def test_a_sound_plan_passes():
         lambda plan: plan.joined.append(plan.chunks[0].slot),
         lambda plan: plan.preempted.append(3),
         lambda plan: plan.released.extend([3, 3]),
+        lambda plan: plan.masked.append(1),
+        lambda plan: plan.admitted.append(Admission(3, "x", None, 0, (), 0)),
+        lambda plan: plan.copies.append((0, 0, 0)),
+        lambda plan: plan.copies.append((0, 0, 63)),
+        lambda plan: plan.copies.append((0, 1, plan.chunks[0].new_blocks[0])),
+        lambda plan: plan.swap_in.append((0, plan.chunks[0].new_blocks[0])),
+        lambda plan: plan.swap_out.append((0, 0)),
     ],
 )
 def test_each_broken_plan_is_seen(change):
@@ -79,3 +90,28 @@ def test_the_facts_are_told():
 
     with pytest.raises(InvariantViolation, match="ref_count=1, tables=0"):
         verify_scheduler(scheduler)
+
+
+def test_more_rights_than_blocks_are_seen():
+    # Two lives of 3 blocks are reserved in a pool of 6; then somebody takes one of them.
+    clients = [client("a", 4, 9), client("b", 4, 9)]
+    world = World(make_config(num_blocks=6, admission="reserve"), clients)
+    world.arrive()
+    world.step()
+    state = world.engine.scheduler.state
+    state.requests["a"].block_table += state.pool.allocate(1)
+    verify_scheduler(world.engine.scheduler)
+
+    with pytest.raises(InvariantViolation, match="more blocks are reserved than there are"):
+        state.requests["a"].max_tokens += 8
+        verify_scheduler(world.engine.scheduler)
+
+
+def test_a_protected_request_that_is_not_known_to_be_is_seen():
+    world = World(make_config(max_preemptions=1), [client("a", 4, 9)])
+    world.arrive()
+    world.step()
+    world.engine.scheduler.state.requests["a"].num_preemptions = 1
+
+    with pytest.raises(InvariantViolation, match="yielded as often as allowed"):
+        verify_scheduler(world.engine.scheduler)
