@@ -155,7 +155,9 @@ class BlockLedger:
     def defer(self, draft: Draft, request: Request, needed: int) -> None:
         available = max(0, self._state.pool.num_allocatable - self.entitled(draft, request))
         draft.deferred[request] = Deferral(DeferReason.KV_BUDGET, needed, available)
-        draft.lacks[request] = Lack(blocks=self.missing(draft, request, needed))
+        if self._state.protected or self._config.admission == "reserve":
+            # Rights of others make what is lacking another number than needed - available.
+            draft.lacks[request] = Lack(blocks=self.missing(draft, request, needed))
 
     def missing(self, draft: Draft, request: Request, needed: int) -> int:
         """Count the blocks that are lacking for a holder to get so many without preempting."""

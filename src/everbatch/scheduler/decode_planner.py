@@ -5,7 +5,7 @@ Works on a draft, inside the pools' transactions; changes no request. Called by 
 
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
-from everbatch.scheduler.draft import Draft, IsNews, Lack
+from everbatch.scheduler.draft import Draft, Known, Lack
 from everbatch.scheduler.plan import Deferral, DeferReason
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
@@ -19,10 +19,10 @@ class DecodePlanner:
         config: SchedulerConfig,
         state: SchedulerState,
         blocks: BlockLedger,
-        is_news: IsNews,
+        known: Known,
     ) -> None:
         self._config = config
-        self._is_news = is_news
+        self._known = known
         self._state = state
         self._blocks = blocks
 
@@ -69,7 +69,8 @@ class DecodePlanner:
                 continue
             tokens += 1
             needed += self._is_full(request) or self._shares_tail(request)
-            if self._is_news(request, deferral.reason):
+            known = self._known.get(request)
+            if known is None or known.reason is not deferral.reason:
                 blocks = self._blocks.missing(draft, request, needed)
                 draft.lacks[request] = Lack(tokens=tokens, blocks=blocks)
 

@@ -3,7 +3,7 @@
 Plain records; whoever reads `plan.StepPlan` reads the same in an executor's terms.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -62,8 +62,8 @@ class Lack:
     blocks: int = 0
 
 
-IsNews = Callable[[Request, DeferReason], bool]
-"""Whether that reason is another one than the last that was logged for the request."""
+Known = Mapping[Request, Deferral]
+"""Why requests waited when that was last reported: what is the same is no news."""
 
 
 BEHIND_HEAD = Deferral(DeferReason.BEHIND_HEAD, 0, 0)

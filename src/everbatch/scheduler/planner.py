@@ -12,7 +12,7 @@ what they leave goes back to the decodes. Called by Scheduler.schedule.
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.decode_planner import DecodePlanner
-from everbatch.scheduler.draft import Draft, IsNews
+from everbatch.scheduler.draft import Draft, Known
 from everbatch.scheduler.plan import TokenStore
 from everbatch.scheduler.prefill_planner import PrefillPlanner
 from everbatch.scheduler.request import Request
@@ -27,13 +27,13 @@ class Planner:
         config: SchedulerConfig,
         state: SchedulerState,
         tokens: TokenStore,
-        is_news: IsNews,
+        known: Known,
     ) -> None:
         self._config = config
         self._state = state
         self.blocks = BlockLedger(config, state, state.policy)
-        self._decodes = DecodePlanner(config, state, self.blocks, is_news)
-        self._prefills = PrefillPlanner(config, state, tokens, self.blocks, is_news)
+        self._decodes = DecodePlanner(config, state, self.blocks, known)
+        self._prefills = PrefillPlanner(config, state, tokens, self.blocks, known)
 
     def plan(self, *, keep_share: bool = True) -> Draft:
         """Decide the next step; the pools' transactions must be open.

@@ -10,7 +10,7 @@ from everbatch.scheduler.admission import chunk_blocks, chunk_size
 from everbatch.scheduler.backfill import SafeBackfill
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
-from everbatch.scheduler.draft import BEHIND_HEAD, Draft, DraftChunk, IsNews, Lack
+from everbatch.scheduler.draft import BEHIND_HEAD, Draft, DraftChunk, Known, Lack
 from everbatch.scheduler.gate import AdmissionGate
 from everbatch.scheduler.plan import Deferral, DeferReason, TokenStore
 from everbatch.scheduler.request import Request
@@ -26,14 +26,14 @@ class PrefillPlanner:
         state: SchedulerState,
         tokens: TokenStore,
         blocks: BlockLedger,
-        is_news: IsNews,
+        known: Known,
     ) -> None:
         self._config = config
         self._state = state
         self._pool = state.pool
         self._tokens = tokens
         self._blocks = blocks
-        self._is_news = is_news
+        self._known = known
         self._gate = AdmissionGate(config, state, blocks)
         self._backfill = SafeBackfill(config, state, blocks)
 
@@ -143,7 +143,10 @@ class PrefillPlanner:
         if not self._config.enable_prefix_caching:
             return
         decodes, block_size = self._state.decodes, self._config.block_size
-        for request in (*decodes.filling(), *draft.joined):
+        for request in decodes.filling():
+            num_full = len(request.block_table) + len(draft.new_blocks.get(request, ()))
+            self.read_blocks(request, num_full)
+        for request in draft.joined:
             num_after = decodes.computed_tokens(request) + 1
             if num_after % block_size == 0:
                 self.read_blocks(request, num_after // block_size)
@@ -326,7 +329,8 @@ class PrefillPlanner:
         """Let a request of the queue wait, and find out all that it lacks where that is news."""
         draft.head = draft.head or request
         draft.deferred[request] = obstacle
-        if self._is_news(request, obstacle.reason):
+        known = self._known.get(request)
+        if known is None or known.reason is not obstacle.reason:
             draft.lacks[request] = self._lack(draft, request)
 
     def _lack(self, draft: Draft, request: Request) -> Lack:
@@ -350,7 +354,8 @@ class PrefillPlanner:
     def _defer_begun(self, draft: Draft, request: Request, remaining: int, left: int) -> None:
         """Let a prefill that has begun wait for tokens; says what it lacks where that is news."""
         draft.deferred[request] = Deferral(DeferReason.TOKEN_BUDGET, remaining, left)
-        if not self._is_news(request, DeferReason.TOKEN_BUDGET):
+        known = self._known.get(request)
+        if known is not None and known.reason is DeferReason.TOKEN_BUDGET:
             return
         start, held = request.num_computed_tokens, self._blocks.held(draft, request)
         least = 1 if self._may_chunk(request) else remaining

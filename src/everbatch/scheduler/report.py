@@ -4,7 +4,6 @@ Changes no request. Called by the scheduler and the lifecycle.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from everbatch.base.events import Arrived, Deferred, Event, Rejected, StepRan
 from everbatch.kv_cache.block_pool import BlockPool
@@ -15,6 +14,7 @@ from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
 
 _NOTHING = Lack()
+_News = tuple[Request, Deferral]
 
 
 class DeferralLog:
@@ -27,16 +27,12 @@ class DeferralLog:
 
     def __init__(self, state: SchedulerState, events: list[Event]) -> None:
         self.current: dict[Request, Deferral] = {}
+        """As of the last plan; an event is written where a plan gives another reason."""
         self._state = state
         self._events = events
         self._newcomers: list[Request] = []
         self._head: Request | None = None
         self._rest = BEHIND_HEAD
-
-    def is_news(self, request: Request, reason: DeferReason) -> bool:
-        """Whether a reason is another one than the last that was logged for the request."""
-        known = self.current.get(request)
-        return known is None or known.reason is not reason
 
     def note_waiting(self, request: Request) -> None:
         """A request has come, or come back, into the queue."""
@@ -55,23 +51,25 @@ class DeferralLog:
         """Log whom a plan left without a token, where the reason is not the last one logged."""
         queue = self._state.policy.queue
         head = draft.head or queue.peek(self._state.decodes.num_steps)
-        place = _Place(step, now_ns, None if head is None else head.label, draft.lacks)
+        news: list[_News] = []
         for request, deferral in draft.deferred.items():
-            self._defer(request, deferral, place)
+            self._defer(request, deferral, news)
         if draft.victims and head is not None:
             # Nobody is admitted in a step that preempted; the head may be a victim itself.
-            self._defer(head, Deferral(DeferReason.COOLDOWN, 0, 0), place)
+            self._defer(head, Deferral(DeferReason.COOLDOWN, 0, 0), news)
         rest_changed = draft.rest_of_queue.reason is not self._rest.reason
-        if not self._newcomers and head is self._head and not rest_changed:
-            return
-        for request in self._others(head, everybody=rest_changed):
-            if request not in draft.deferred and request in queue:
-                skip_head = request is head and draft.rest_of_queue is BEHIND_HEAD
-                if not skip_head:
-                    self._defer(request, draft.rest_of_queue, place)
-        self._newcomers.clear()
-        self._head = head
-        self._rest = draft.rest_of_queue
+        if self._newcomers or head is not self._head or rest_changed:
+            for request in self._others(head, everybody=rest_changed):
+                if request not in draft.deferred and request in queue:
+                    skip_head = request is head and draft.rest_of_queue is BEHIND_HEAD
+                    if not skip_head:
+                        self._defer(request, draft.rest_of_queue, news)
+            self._newcomers.clear()
+            self._head = head
+            self._rest = draft.rest_of_queue
+        if news:
+            behind = None if head is None else head.label
+            self._write(news, draft.lacks, behind, step, now_ns)
 
     def _others(self, head: Request | None, *, everybody: bool) -> Iterator[Request]:
         """Go through those whose reason may be another one than before."""
@@ -83,39 +81,43 @@ class DeferralLog:
         if self._head is not None:
             yield self._head
 
-    def _defer(self, request: Request, deferral: Deferral, place: "_Place") -> None:
-        is_news = self.is_news(request, deferral.reason)
+    def _defer(self, request: Request, deferral: Deferral, news: list[_News]) -> None:
+        known = self.current.get(request)
         self.current[request] = deferral
-        if not is_news:
-            return
-        behind = deferral.behind
-        if deferral is BEHIND_HEAD:
-            behind = place.head
-        lack = place.lacks.get(request, _NOTHING)
-        self._events.append(
-            Deferred(
-                t=place.now_ns,
-                step=place.step,
-                id=request.label,
-                reason=deferral.reason.value,
-                needed=deferral.needed,
-                available=deferral.available,
-                behind=behind,
-                lacking_slots=lack.slots,
-                lacking_tokens=lack.tokens,
-                lacking_blocks=lack.blocks,
+        if known is None or known.reason is not deferral.reason:
+            news.append((request, deferral))
+
+    def _write(
+        self,
+        news: list[_News],
+        lacks: Mapping[Request, Lack],
+        head: str | None,
+        step: int,
+        now_ns: int,
+    ) -> None:
+        for request, deferral in news:
+            lack = lacks.get(request) or _lack_of(deferral)
+            self._events.append(
+                Deferred(
+                    now_ns,
+                    step,
+                    request.label,
+                    deferral.reason.value,
+                    deferral.needed,
+                    deferral.available,
+                    head if deferral is BEHIND_HEAD else deferral.behind,
+                    lack.slots,
+                    lack.tokens,
+                    lack.blocks,
+                )
             )
-        )
 
 
-@dataclass(slots=True, frozen=True)
-class _Place:
-    """What the deferrals of one step have in common."""
-
-    step: int
-    now_ns: int
-    head: str | None
-    lacks: Mapping[Request, Lack]
+def _lack_of(deferral: Deferral) -> Lack:
+    """Give what a request lacks of which a plan tells the reason alone: blocks, or nothing."""
+    if deferral.reason is DeferReason.KV_BUDGET and deferral.behind is None:
+        return Lack(blocks=deferral.needed - deferral.available)
+    return _NOTHING
 
 
 def arrived_event(request: Request, num_samples: int, now_ns: int) -> Arrived:

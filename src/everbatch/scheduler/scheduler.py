@@ -52,7 +52,7 @@ class Scheduler:
         self.state = SchedulerState.empty(config)
         self._events: list[Event] = []
         self.deferrals = DeferralLog(self.state, self._events)
-        self._planner = Planner(config, self.state, tokens, self.deferrals.is_news)
+        self._planner = Planner(config, self.state, tokens, self.deferrals.current)
         shared = (config, self.state)
         self._writer = PlanWriter(config, self.state)
         self._endings = Endings(*shared, self._planner, self.deferrals, self._events)
