@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from models.network_builders import TINY, random_prompt, random_tensors
-from models.real_engine import RealEngine, greedy, make_request, run_requests
+from models.real_engine import RealEngine, RealRun, greedy, make_request, run_requests
 
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.sampling_params import SamplingParams
@@ -34,6 +34,8 @@ class CheckedNetwork:
 
     num_masked: int = 0
     """Rows at the end of a batch that all write to one place."""
+    failing: frozenset[int] = frozenset()
+    """Passes, counted from 1, that run out of memory when all is written."""
     batches: list[PackedBatch] = field(default_factory=list)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage:
@@ -45,7 +47,10 @@ class CheckedNetwork:
         if self.num_masked == 0:
             batch.validate(kv.num_blocks, kv.block_size)
         self.batches.append(batch)
-        return NETWORK.forward(batch, kv)
+        logits = NETWORK.forward(batch, kv)
+        if len(self.batches) in self.failing:
+            raise MemoryError
+        return logits
 
 
 def make_config(**options: Any) -> SchedulerConfig:
@@ -292,33 +297,66 @@ def random_requests(random: Random) -> list[EngineRequest]:
     return requests
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_no_option_shows_in_any_text(seed: int) -> None:
-    random = Random(seed)
+def random_options(random: Random) -> dict[str, Any]:
     options = {name: random.choice(values) for name, values in OPTIONS.items()}
     if options["preemption_mode"] == "auto":
         options["preemption_costs"] = COSTS
+    return options
+
+
+def add_all(real: RealEngine, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
+    """Add those that can ever run; gives them."""
+    accepted = []
+    for request in requests:
+        limit, n = request.sampling.max_tokens, request.n
+        if real.engine.refusal(request.num_prompt_tokens, limit, n) is None:
+            real.add(request)
+            accepted.append(request)
+    return accepted
+
+
+def assert_as_alone(run: RealRun, requests: Sequence[EngineRequest], cut: set[str]) -> None:
+    """Every text is the one that the request, or its sample, has alone; those in `cut` may end
+    early."""
+    for request in requests:
+        for sample, sample_id in enumerate(request.sample_ids):
+            alone = text_alone(request.prompt_token_ids, sample_params(request.sampling, sample))
+            text = run.texts[sample_id]
+            assert text == alone[: len(text)], sample_id
+            if request.id not in cut:
+                assert len(text) == len(alone)
+                assert run.ends[sample_id] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_option_shows_in_any_text(seed: int) -> None:
+    random = Random(seed)
+    options = random_options(random)
     network = CheckedNetwork(num_masked=options["batching"] == "static")
     real = RealEngine(network, make_config(**options))
-    requests = random_requests(random)
-    accepted = [
-        request
-        for request in requests
-        if real.engine.refusal(request.num_prompt_tokens, request.sampling.max_tokens, request.n)
-        is None
-    ]
+    accepted = add_all(real, random_requests(random))
     aborts = {request.id: random.randint(1, 25) for request in random.sample(accepted, 2)}
-    for request in accepted:
-        real.add(request)
 
     run = real.run(aborts)
 
-    for request in accepted:
-        ids = request.sample_ids
-        for sample, sample_id in enumerate(ids):
-            alone = text_alone(request.prompt_token_ids, sample_params(request.sampling, sample))
-            text = run.texts[sample_id]
-            assert text == alone[: len(text)], (sample_id, options)
-            if request.id not in aborts:
-                assert len(text) == len(alone)
-                assert run.ends[sample_id] is FinishReason.LENGTH
+    assert_as_alone(run, accepted, set(aborts))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_failed_passes_leave_no_wrong_numbers_behind(seed: int) -> None:
+    random = Random(1_000 + seed)
+    options = random_options(random) | {"enable_prefix_caching": True}
+    failing = frozenset(random.sample(range(1, 30), 4))
+    network = CheckedNetwork(num_masked=options["batching"] == "static", failing=failing)
+    real = RealEngine(network, make_config(**options))
+    accepted = add_all(real, random_requests(random))
+    run = real.run()
+    failed = {r.id for r in accepted if FinishReason.ERROR in {run.ends[s] for s in r.sample_ids}}
+    assert_as_alone(run, accepted, failed)
+    # Again: what is found in the prefix cache now was computed before or after a failed pass.
+    again = [make_request(f"again-{r.id}", r.prompt_token_ids, r.sampling, r.n) for r in accepted]
+    network.failing = frozenset()
+    add_all(real, again)
+
+    assert_as_alone(real.run(), again, set())
+    assert failed
