@@ -23,6 +23,8 @@ class AdmissionGate:
         self._state = state
         self._pool = state.pool
         self._blocks = blocks
+        self.counts_rights = bool(config.max_preemptions) or config.admission == "reserve"
+        """Whether others may have a right to blocks that are free."""
 
     def needed(self, draft: Draft, request: Request, num_held: int, chunk_need: int) -> int:
         """Give the allocatable blocks that admission asks for (R16).
@@ -79,7 +81,10 @@ class AdmissionGate:
 
     def available(self, draft: Draft, hits: Sequence[int]) -> int:
         """Count the blocks that an admission may use, the hits it reads not among them."""
-        return max(0, self._to_be_had(draft, hits))
+        available = self._pool.num_allocatable - self._pool.num_unread(hits)
+        if self.counts_rights:
+            available -= self._blocks.entitled(draft)
+        return max(0, available)
 
     def missing(self, draft: Draft, request: Request, hits: Sequence[int], chunk_need: int) -> int:
         """Count the blocks that an admission lacks, those that others have a right to included."""
@@ -87,11 +92,7 @@ class AdmissionGate:
         if self._config.batching == "static":
             available = self._pool.num_allocatable - self._pool.num_unread(hits)
             return max(0, self.whole_life(draft, request, num_held) - available)
-        needed = self.needed(draft, request, num_held, chunk_need)
-        return max(0, needed - self._to_be_had(draft, hits))
-
-    def _to_be_had(self, draft: Draft, hits: Sequence[int]) -> int:
         available = self._pool.num_allocatable - self._pool.num_unread(hits)
-        if self._config.max_preemptions or self._config.admission == "reserve":
+        if self.counts_rights:
             available -= self._blocks.entitled(draft)
-        return available
+        return max(0, self.needed(draft, request, num_held, chunk_need) - available)

@@ -35,6 +35,7 @@ class PrefillPlanner:
         self._blocks = blocks
         self._known = known
         self._gate = AdmissionGate(config, state, blocks)
+        self._needs_sum = self._gate.counts_rights or config.batching == "static"
         self._backfill = SafeBackfill(config, state, blocks)
 
     def usable_share(self, tokens: int) -> int:
@@ -329,8 +330,11 @@ class PrefillPlanner:
         """Let a request of the queue wait, and find out all that it lacks where that is news."""
         draft.head = draft.head or request
         draft.deferred[request] = obstacle
-        known = self._known.get(request)
-        if known is None or known.reason is not obstacle.reason:
+        known, reason = self._known.get(request), obstacle.reason
+        if known is not None and known.reason is reason:
+            return
+        # Blocks bind last: but for others' rights, and tokens in a new batch, `obstacle` says all.
+        if reason is not DeferReason.KV_BUDGET or self._needs_sum:
             draft.lacks[request] = self._lack(draft, request)
 
     def _lack(self, draft: Draft, request: Request) -> Lack:
