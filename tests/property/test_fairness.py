@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from builders import Client, World, make_config
+from builders import Client, World, client, make_config, run_world
 
 from everbatch.base.events import StepRan
 from everbatch.scheduler.config import TenantConfig
@@ -134,3 +134,42 @@ def test_without_aging_the_lowest_priority_waits_as_long_as_others_come():
         world.step()
 
     assert world.texts["low"] == []
+
+
+def first_steps(world):
+    steps = {}
+    for event in world.events:
+        if event.kind == "admitted":
+            steps.setdefault(event.id, event.step)
+    return steps
+
+
+@pytest.mark.parametrize("admission", ["prompt", "now", "peak", "reserve"])
+def test_safe_backfill_never_delays_the_head(admission):
+    """If everybody runs to max_tokens and nobody has to yield, the head starts when it would."""
+    num_passed = 0
+    for seed in range(60):
+        draw = Random(seed)
+        options = {
+            "max_num_seqs": draw.randint(2, 4),
+            "num_blocks": draw.randint(4, 12),
+            "block_size": draw.randint(1, 4),
+            "admission": admission,
+            "watermark": draw.choice([0.0, 0.0, 0.2]),
+        }
+        pool_tokens = options["num_blocks"] * options["block_size"]
+        clients = []
+        for number in range(draw.randint(3, 7)):
+            prompt = draw.randint(1, pool_tokens // 2)
+            output = draw.randint(1, min(12, pool_tokens - prompt + 1))
+            clients.append(client(f"r{number}", prompt, output))
+        plain = run_world(clients, **options)
+        passing = run_world(clients, backfill="safe", **options)
+        without, steps = first_steps(plain), first_steps(passing)
+        head = next((c.id for c in clients if without[c.id] > 1), None)
+        yielded = any(e.kind == "preempted" for w in (plain, passing) for e in w.events)
+        if head is not None and not yielded:
+            assert steps[head] <= without[head], f"seed {seed}"
+            num_passed += any(steps[id] < without[id] for id in steps)
+
+    assert num_passed > 3

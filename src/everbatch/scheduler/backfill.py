@@ -63,6 +63,9 @@ class SafeBackfill:
         candidate = self._describe(request)
         if candidate.steps_left <= start:
             return self._fits(start, [*running, candidate])
+        if self._config.admission == "peak":
+            # Between two ends the peak to come may sink: the head may fit sooner than known.
+            return False
         # It may still run at any later time: its whole life must fit beside the head.
         lasting = self._describe(request, is_reserved=True)
         return self._has_room(start, [*running, lasting], head, obstacle)
@@ -70,10 +73,12 @@ class SafeBackfill:
     def _earliest_start(
         self, running: Sequence[_Running], head: Request, obstacle: Deferral
     ) -> int:
-        """Give the steps after which the head fits, at the latest."""
+        """Give the steps after which the head fits, at the latest; for "peak", at the earliest."""
+        before = -1
         for steps in sorted({0, *(other.steps_left for other in running)}):
             if self._has_room(steps, running, head, obstacle):
-                return steps
+                return before + 1 if self._config.admission == "peak" else steps
+            before = steps
         return max((other.steps_left for other in running), default=0)
 
     def _has_room(
