@@ -12,6 +12,7 @@ import pytest
 from explained_run import Replay, replay_to
 
 from everbatch.diagnose.life import Lack, Wait
+from everbatch.scheduler.plan import DeferReason
 from everbatch.workload.scenario import parse_scenario
 
 SEEDS = range(250)
@@ -111,6 +112,10 @@ def check_lack(replay: Replay, call: int, id: str, wait: Wait) -> None:
     again = replay_to(replay, call, wait.lacking.blocks)
     give(again, id, wait, wait.lacking)
     assert again.runs(id), f"{id} does not run in step {wait.from_step} with {wait.lacking}"
+    if is_first_in_need(replay, call, id, wait):
+        again = replay_to(replay, call, wait.lacking.blocks)
+        again.add(wait.lacking)
+        assert again.runs(id), f"{id} does not run with {wait.lacking} more of everything"
     engine = replay.scenario.engine
     if wait.phase == "decode" or (engine.batching == "static" and engine.enable_prefix_caching):
         # For decodes enough is named for those before it too; added blocks keep content cached.
@@ -119,6 +124,22 @@ def check_lack(replay: Replay, call: int, id: str, wait: Wait) -> None:
         again = replay_to(replay, call, wait.lacking.blocks)
         give(again, id, wait, less)
         assert not again.runs(id), f"{id} runs with {less}, {wait.lacking} was named"
+
+
+def is_first_in_need(replay: Replay, call: int, id: str, wait: Wait) -> bool:
+    """Whether nobody who is planned before it could use what it lacks: then it may come to all."""
+    again = replay_to(replay, call + 1, 0) if call + 1 < len(replay.calls) else None
+    if again is None or wait.phase not in ("waiting", "preempted"):
+        return False
+    needy = {
+        request.label
+        for request, deferral in again.engine.scheduler.deferrals.current.items()
+        if deferral.reason is not DeferReason.BEHIND_HEAD
+    }
+    events = replay.calls[call].events
+    read = {chunk[0] for event in events if event.kind == "step" for chunk in event.chunks}
+    done = {event.id for event in events if event.kind in ("decoding", "finished")}
+    return needy == {id} and read <= done
 
 
 def give(again: Replay, id: str, wait: Wait, lack: Lack) -> None:
