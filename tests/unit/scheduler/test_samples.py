@@ -74,19 +74,27 @@ def test_samples_that_wait_for_their_prompt_yield_with_it_and_come_back(mode, ex
     assert {id: world.texts[id] for id in ("b/0", "b/1")} == texts_of(clients[1], [3, 3])
 
 
-def test_a_sample_that_yields_while_it_copies_is_swapped_with_the_tail_it_shared():
-    # Both samples fork into the last block; the older request then needs it too.
-    clients = [client("a", 7, 9), client("b", 6, 6, n=2)]
-    for num_blocks in range(5, 9):
-        world = run_world(
-            clients,
-            num_blocks=num_blocks,
-            preemption_mode="swap",
-            num_host_blocks=20,
-            preemption_victim="largest",
-            admission="now",
-        )
-        assert {id: world.texts[id] for id in ("b/0", "b/1")} == texts_of(clients[1], [6, 6])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("extent", ["whole", "tail"])
+def test_a_sample_that_was_to_copy_its_tail_may_yield_in_the_same_step(mode, extent):
+    # In step 3 `b/0` and `b/1` copy the tail that all share; then `a` lacks two blocks. What the
+    # copy of `b/1` would have held still stands in the shared tail, from where it is swapped out.
+    clients = [client("a", 12, 1), client("b", 5, 4, n=3, priority=1)]
+    world = run_world(
+        clients,
+        policy="priority",
+        num_blocks=9,
+        block_size=2,
+        admission="now",
+        long_prefill_token_threshold=4,
+        preemption_mode=mode,
+        preemption_extent=extent,
+        num_host_blocks=20,
+    )
+    victims = [(e.step, e.id) for e in world.events if e.kind == "preempted"]
+
+    assert victims[:2] == [(3, "b/2"), (3, "b/1")]
+    assert {id: world.texts[id] for id in clients[1].sample_ids()} == texts_of(clients[1], [4] * 3)
 
 
 @pytest.mark.parametrize("sample", [0, 1, 2])
