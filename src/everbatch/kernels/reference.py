@@ -30,6 +30,9 @@ MAX_PIECE_ROWS = 256
 STRIP_ROWS = 64
 # Workers share a product by columns, in whole cache lines of many registers' width.
 COLUMN_STEP = 64
+# Products of fewer rows are over too soon to be cut here (handing a piece over costs some 90 us);
+# BLAS cuts those, and a matrix times a row has no parts that wait for each other.
+FEW_ROWS = 4
 
 
 class ReferenceKernels:
@@ -58,6 +61,7 @@ class ReferenceKernels:
 
     def begin_step(self, batch: PackedBatch, kv: KVStorage) -> "ReferenceStep":
         """Give the operations of one forward pass over `batch`."""
+        self.workers.let_blas_share(batch.num_tokens < FEW_ROWS)
         return ReferenceStep(self, batch, kv)
 
 
@@ -130,9 +134,12 @@ class ReferenceStep:
         """Give x [T, in] times weight [in, out], plus bias [out]; each worker some columns."""
         workers, num_columns = self._kernels.workers, weight.shape[1]
         product = np.empty((len(x), num_columns), np.float32)
-        width = div_ceil(num_columns, workers.num_threads * COLUMN_STEP) * COLUMN_STEP
-        parts = [slice(start, start + width) for start in range(0, num_columns, width)]
-        workers.run([partial(np.matmul, x, weight[:, p], out=product[:, p]) for p in parts])
+        if workers.blas_shares:
+            np.matmul(x, weight, out=product)
+        else:
+            width = div_ceil(num_columns, workers.num_threads * COLUMN_STEP) * COLUMN_STEP
+            parts = [slice(start, start + width) for start in range(0, num_columns, width)]
+            workers.run([partial(np.matmul, x, weight[:, p], out=product[:, p]) for p in parts])
         if bias is not None:
             product += bias
         return product

@@ -4,10 +4,10 @@ Belongs here: handing pieces to threads and waiting for them. Not here: how work
 Used by the reference backend.
 
 BLAS libraries have threads of their own, which wait for each other in a busy loop without end:
-where anything else runs on a core, such as the server's event loop, a step slows down many times
-over. So BLAS is told to use one thread, and the products are cut here. A thread that has nothing to
-do looks for work a little longer, as waking a sleeping core costs more than most pieces, and then
-sleeps.
+where anything else runs on a core, such as the server's event loop, a step of many rows slows down
+many times over. So BLAS is told to use one thread, and the products are cut here. A thread that has
+nothing to do looks for work a little longer, as waking a sleeping core costs more than most pieces,
+and then sleeps.
 """
 
 import os
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TypeVar
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 Task = Callable[[], None]
 Item = TypeVar("Item")
@@ -30,16 +30,18 @@ LOOKING_S = 0.0005
 class Workers:
     """`num_threads` threads, the caller's own among them; None: one for each core we may use.
 
-    Sets the BLAS of this process to one thread. Tasks of one `run` must not touch the same memory,
-    and must spend their time where Python's lock is released, as numpy's loops do. One caller at a
-    time.
+    Sets the threads of this process's BLAS, to one unless told otherwise. Tasks of one `run` must
+    not touch the same memory, and must spend their time where Python's lock is released, as numpy's
+    loops do. One caller at a time.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._tasks: list[SimpleQueue[Task | None]] = []
-        threadpool_limits(1, user_api="blas")
+        self._blas = ThreadpoolController().select(user_api="blas").lib_controllers
+        self.blas_shares = True
+        self.let_blas_share(False)
         for number in range(1, self.num_threads):
             tasks: SimpleQueue[Task | None] = SimpleQueue()
             self._tasks.append(tasks)
@@ -48,6 +50,13 @@ class Workers:
             threading.Thread(target=_work, args=arguments, name=name, daemon=True).start()
         # The threads know nothing of this object, so that they can end when it is no longer used.
         weakref.finalize(self, _end, self._tasks)
+
+    def let_blas_share(self, shares: bool) -> None:
+        """Let BLAS use as many threads itself as there are here, or one."""
+        if shares != self.blas_shares:
+            self.blas_shares = shares
+            for library in self._blas:
+                library.set_num_threads(self.num_threads if shares else 1)
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Run all tasks, dealt out in turn to the threads; returns when all are done.

@@ -136,7 +136,8 @@ def test_the_table_names_both_runs_and_those_who_pay(write):
     pair = write("a.json"), write("b.json", num_blocks=4)
     answer = everbatch("compare", *pair)
 
-    assert f"A = {pair[0]}, B = {pair[1]}" in answer.out.replace("\n", "")
+    # Where a line ends depends on how long the paths are.
+    assert f"A={pair[0]},B={pair[1]}" in "".join(answer.out.split())
     assert "num_blocks" in answer.out
     assert "2 requests pay, 0 gain, 1 fare the same" in answer.out
 
