@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test test-full soak check clean help
+.PHONY: serve test test-full test-long soak check clean help
 
 help:
 	@echo "make serve      install what serving needs, fetch the default model, serve it"
 	@echo "make test       install what testing needs, check and test"
 	@echo "make test-full  the long tests too, against transformers (installs torch)"
+	@echo "make test-long  golden text under every way of preemption, all prompts; an hour"
 	@echo "make soak       a million random steps under each row of options; hours"
 	@echo "make check      format, lint, types, import contracts; changes nothing"
 
@@ -17,10 +18,13 @@ serve: $(VENV)/.serve
 	$(BIN)/everbatch serve $(ARGS)
 
 test: $(VENV)/.test check
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full and not oracle" $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full and not oracle and not long" $(ARGS)
 
 test-full: $(VENV)/.oracle
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "full or oracle" $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "full or oracle" $(ARGS)
+
+test-long: $(VENV)/.test
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m long $(ARGS)
 
 soak: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python tests/property/soak.py $(ARGS)

@@ -1,7 +1,7 @@
 """Greedy text stays transformers' under every way to run out of room, in samples and in batches.
 
 The first rows swap, keep tails, run closed batches; each says what must have happened, so that
-none passes by doing nothing. `make test-full` runs them on all prompts with 48 tokens each.
+none passes by doing nothing. `make test-long` runs them on all prompts with 48 tokens each.
 """
 
 from collections.abc import Sequence
@@ -126,7 +126,7 @@ def test_text_survives_every_way_of_preemption(default_network: LlamaForCausalLM
     assert set(run.ways) == row.ways
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(3_000)
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_text_of_all_prompts_survives_every_way_of_preemption(
