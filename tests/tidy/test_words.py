@@ -20,8 +20,8 @@ def test_no_package_host():
 
 
 def test_a_path_of_a_machine_is_seen():
-    assert MACHINE_PATH.search("see " + "/" + "work/shared")
-    assert not MACHINE_PATH.search("the frame" + "work/shared, ~/work/x")
+    assert MACHINE_PATH.search("see " + "/" + "root/models")
+    assert not MACHINE_PATH.search("the square root/models, ~" + "/" + "root/x")
 
 
 def _lines_with(pattern: re.Pattern[str]) -> list[str]:
