@@ -11,10 +11,11 @@ and then sleeps.
 """
 
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -28,7 +29,8 @@ LOOKING_S = 0.0005
 
 
 class Workers:
-    """`num_threads` threads, the caller's own among them; None: one for each core we may use.
+    """`num_threads` threads, the caller's own among them; None: one for each core we may
+    use, or what OPENBLAS_NUM_THREADS says.
 
     Sets the threads of this process's BLAS, to one unless told otherwise. Tasks of one `run` must
     not touch the same memory, and must spend their time where Python's lock is released, as numpy's
@@ -36,7 +38,7 @@ class Workers:
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
-        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self.num_threads = num_threads or _default_threads(os.environ)
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._tasks: list[SimpleQueue[Task | None]] = []
         self._blas = ThreadpoolController().select(user_api="blas").lib_controllers
@@ -84,6 +86,13 @@ def _end(queues: "list[SimpleQueue[Task | None]]") -> None:
     """Let the threads behind the queues end."""
     for tasks in queues:
         tasks.put(None)
+
+
+def _default_threads(environ: Mapping[str, str]) -> int:
+    """Give the cores we may use, or fewer if the variables say so that users set for BLAS."""
+    limits = [environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
+    wished = [int(limit) for limit in limits if limit.isdecimal() and int(limit) > 0]
+    return min(len(os.sched_getaffinity(0)), *wished[:1], sys.maxsize)
 
 
 def _problem_of(task: Task) -> BaseException | None:
