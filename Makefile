@@ -10,7 +10,7 @@ help:
 	@echo "make serve      install what serving needs, fetch the default model, serve it"
 	@echo "make test       install what testing needs, check and test"
 	@echo "make test-full  the long tests too, against transformers (installs torch)"
-	@echo "make test-long  golden text under every way of preemption, all prompts; an hour"
+	@echo "make test-long  golden text under all combinations and all ways of preemption; hours"
 	@echo "make soak       a million random steps under each row of options; hours"
 	@echo "make check      format, lint, types, import contracts; changes nothing"
 
@@ -24,7 +24,7 @@ test-full: $(VENV)/.oracle
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "full or oracle" $(ARGS)
 
 test-long: $(VENV)/.test
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m long $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long $(ARGS)
 
 soak: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python tests/property/soak.py $(ARGS)

@@ -5,6 +5,7 @@ by less than 1e-4 either token is right; the summary of each test says how many 
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 from models import golden
@@ -65,6 +66,13 @@ FULL = [
     Switches(batch=64, chunk_budget=512, prefix_caching=True, pool=FULL_TIGHT),
     Switches(batch=64, chunk_budget=64, prefix_caching=False, pool=FULL_TIGHT, trigger="stall"),
 ]
+# All combinations: hours, so once for a release and by hand (make test-long).
+PRODUCT = [
+    Switches(batch, chunk_budget, caching, pool)
+    for batch, chunk_budget, caching, pool in product(
+        (1, 64), (16, 64, 512), (False, True), (FULL_ROOMY, FULL_TIGHT)
+    )
+]
 
 
 def check_against_oracle(network: LlamaForCausalLM, name: str, switches: Switches) -> None:
@@ -106,6 +114,15 @@ def test_greedy_text_is_the_oracles(default_network: LlamaForCausalLM, switches:
 @pytest.mark.timeout(3_000)
 @pytest.mark.parametrize("switches", FULL, ids=str)
 def test_greedy_text_of_all_prompts_is_the_oracles(
+    default_network: LlamaForCausalLM, switches: Switches
+) -> None:
+    check_against_oracle(default_network, "full", switches)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_000)
+@pytest.mark.parametrize("switches", PRODUCT, ids=str)
+def test_greedy_text_is_the_oracles_under_every_combination(
     default_network: LlamaForCausalLM, switches: Switches
 ) -> None:
     check_against_oracle(default_network, "full", switches)
