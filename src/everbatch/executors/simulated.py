@@ -1,26 +1,24 @@
 """The executor of the virtual clock: it computes no tokens, it only knows when they would end.
 
 Belongs here: who has emitted how many outputs, who ends by itself, which token ids stand where, and
-how long a pass takes (`step_time`). The scheduler never learns how long an output will be; this
-executor reports it in the pass in which it happens. A running request costs nothing in a pass in
-which it only decodes: like the scheduler's decode set it keeps a calendar. Called by sim.
+what work a pass does (costs.work), of which `step_time` makes a duration. The scheduler never
+learns how long an output will be; this executor reports it in the pass in which it happens. A
+running request costs nothing in a pass in which it only decodes: like the scheduler's decode set it
+keeps a calendar, and the work of all decodes is a sum that grows by their number. Called by sim.
 
 Token ids are those of streams handed in as ranges and arrays. They are read only for prefix caching
 (TokenStore), as slices.
 """
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from everbatch.base.clock import VirtualClock
+from everbatch.costs.work import StepTime, StepWork
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.executor import EmittedTokens
-from everbatch.scheduler.plan import Admission, StepOutcome, StepPlan
-
-StepTime = Callable[[StepPlan], int]
-"""Gives the duration of a pass, in the units of the clock."""
+from everbatch.scheduler.plan import Admission, PrefillChunk, StepOutcome, StepPlan
 
 NOTHING_TO_STREAM = EmittedTokens((), (), None)
 
@@ -28,9 +26,11 @@ Piece: TypeAlias = "range | array[int]"
 """Consecutive ids, or ids as they are written; both are sliced, not walked through."""
 
 
-def one_tick(plan: StepPlan) -> int:
-    """Every pass takes one tick: the clock of steps."""
-    return 1
+class OneTick:
+    """Every pass takes one tick, whatever it does: the clock of steps."""
+
+    def duration_ns(self, work: StepWork) -> int:
+        return 1
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,24 +61,31 @@ class SimulatedText:
 
 @dataclass(slots=True)
 class _Row:
-    """One slot's request; `num_outputs` as of `joined_at`, the pass after which it decodes."""
+    """One slot's request; its counts are as of `joined_at`, the pass after which it decodes."""
 
     text: SimulatedText
     num_outputs: int
+    num_computed: int
+    """Tokens with KV entries."""
     joined_at: int | None = None
 
 
 class SimulatedExecutor:
     """Carries out plans on a virtual clock, which it moves by what each pass takes."""
 
-    def __init__(self, clock: VirtualClock, step_time: StepTime = one_tick) -> None:
+    def __init__(self, clock: VirtualClock, step_time: StepTime | None = None) -> None:
+        """step_time: how long a pass takes, in the unit of the clock; None: one tick."""
         self._clock = clock
-        self._step_time = step_time
+        self._step_time: StepTime = OneTick() if step_time is None else step_time
+        self.work = StepWork()
+        """What the last pass did; the object is used again."""
         self._rows: dict[int, _Row] = {}
         self._ends_at: dict[int, dict[int, None]] = {}
         """Slots by the pass that emits their last output."""
         self._num_passes = 0
         self._num_decodes = 0
+        self._decode_context = 0
+        """Tokens that the next pass reads for its decodes, those that it consumes included."""
 
     @property
     def tokens(self) -> "SimulatedExecutor":
@@ -101,15 +108,13 @@ class SimulatedExecutor:
         for slot in plan.joined:
             self._join(slot)
         assert self._num_decodes == plan.num_decodes, "the decode sets differ"
+        self._count_work(plan)
         self._num_passes += 1
+        self._decode_context += self._num_decodes
         stopped = list(self._ends_at.pop(self._num_passes, ()))
         for chunk in plan.chunks:
-            for slot in (chunk.slot, *chunk.followers) if chunk.emits else ():
-                row = self._rows[slot]
-                row.num_outputs += 1
-                if row.num_outputs == row.text.output_tokens:
-                    stopped.append(slot)
-        self._clock.advance(self._step_time(plan))
+            self._compute_chunk(chunk, stopped)
+        self._clock.advance(self._step_time.duration_ns(self.work))
         return StepOutcome(stopped=stopped, tokens=NOTHING_TO_STREAM)
 
     def reset(self) -> None:
@@ -117,17 +122,46 @@ class SimulatedExecutor:
         self._rows.clear()
         self._ends_at.clear()
         self._num_decodes = 0
+        self._decode_context = 0
+
+    def _count_work(self, plan: StepPlan) -> None:
+        """Say what the pass is about to do. A masked row is a decode that reads its own token."""
+        work, num_masked = self.work, len(plan.masked)
+        work.num_decodes = work.num_logits = self._num_decodes + num_masked
+        work.decode_context = self._decode_context + num_masked
+        work.num_chunks = work.prefill_tokens = work.prefill_context = work.prefill_pairs = 0
+        for chunk in plan.chunks:
+            work.add_chunk(chunk.start, chunk.count)
+            work.num_logits += chunk.emits
+        work.swapped_blocks = len(plan.swap_out) + len(plan.swap_in)
+        work.copied_blocks = len(plan.copies)
+
+    def _compute_chunk(self, chunk: PrefillChunk, stopped: list[int]) -> None:
+        """Note what a chunk computed, and add to `stopped` whose first output is the last."""
+        stop = chunk.start + chunk.count
+        self._rows[chunk.slot].num_computed = stop
+        if not chunk.emits:
+            return
+        for slot in (chunk.slot, *chunk.followers):
+            row = self._rows[slot]
+            row.num_computed = stop
+            row.num_outputs += 1
+            if row.num_outputs == row.text.output_tokens:
+                stopped.append(slot)
 
     def _admit(self, admission: Admission) -> None:
         assert admission.slot not in self._rows, "a slot was given away twice"
         text = _text_of(admission.payload)
-        self._rows[admission.slot] = _Row(text, admission.num_output_tokens)
+        self._rows[admission.slot] = _Row(
+            text, admission.num_output_tokens, admission.num_cached_tokens
+        )
 
     def _join(self, slot: int) -> None:
         row = self._rows[slot]
         assert row.joined_at is None, "a member joined again"
         row.joined_at = self._num_passes
         self._num_decodes += 1
+        self._decode_context += row.num_computed + 1
         self._ends_at.setdefault(self._end(row), {})[slot] = None
 
     def _leave(self, slot: int) -> None:
@@ -135,9 +169,12 @@ class SimulatedExecutor:
         if row.joined_at is None:
             return
         end = self._end(row)
-        row.num_outputs += self._num_passes - row.joined_at
+        num_decoded = self._num_passes - row.joined_at
+        row.num_outputs += num_decoded
+        row.num_computed += num_decoded
         row.joined_at = None
         self._num_decodes -= 1
+        self._decode_context -= row.num_computed + 1
         due = self._ends_at.get(end)
         if due is not None:
             due.pop(slot, None)

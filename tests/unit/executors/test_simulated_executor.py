@@ -1,10 +1,12 @@
 """The simulated executor: who stops when, and which ids a text has."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
 from everbatch.base.clock import VirtualClock
+from everbatch.costs.work import StepWork
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.simulated import SimulatedExecutor, SimulatedText
@@ -22,6 +24,21 @@ def admission(slot: int, payload: EngineRequest, num_outputs: int = 0) -> Admiss
 
 def chunk(slot: int, *, emits: bool) -> PrefillChunk:
     return PrefillChunk(slot, 0, 4, (), emits)
+
+
+class SevenATokenAndOne:
+    """A step time that tells passes apart."""
+
+    def duration_ns(self, work: StepWork) -> int:
+        return 7 * work.num_tokens + 1
+
+
+def works_of(executor: SimulatedExecutor, *plans: StepPlan) -> list[StepWork]:
+    works = []
+    for plan in plans:
+        executor.execute(plan)
+        works.append(replace(executor.work))
+    return works
 
 
 def stops(executor: SimulatedExecutor, *plans: StepPlan) -> list[list[int]]:
@@ -87,11 +104,57 @@ def test_a_slot_released_before_its_end_never_stops():
 
 def test_a_pass_moves_the_clock_by_what_it_takes():
     clock = VirtualClock()
-    executor = SimulatedExecutor(clock, lambda plan: 7 * plan.step)
+    executor = SimulatedExecutor(clock, SevenATokenAndOne())
 
-    stops(executor, StepPlan(1, 0), StepPlan(2, 7))
+    stops(
+        executor,
+        StepPlan(1, 0, [chunk(0, emits=True)], [admission(0, request(9))]),
+        StepPlan(2, 29, joined=[0], num_decodes=1),
+    )
 
-    assert clock.now_ns() == 21
+    assert clock.now_ns() == (7 * 4 + 1) + (7 + 1)
+
+
+def test_the_work_of_decodes_grows_with_their_context():
+    executor = SimulatedExecutor(VirtualClock())
+    works = works_of(
+        executor,
+        StepPlan(1, 0, [chunk(0, emits=True)], [admission(0, request(9))]),
+        StepPlan(
+            2, 1, [chunk(1, emits=True)], [admission(1, request(9))], joined=[0], num_decodes=1
+        ),
+        StepPlan(3, 2, joined=[1], num_decodes=2, masked=[7]),
+        StepPlan(4, 3, left=[0], num_decodes=1),
+        StepPlan(5, 4, joined=[0], num_decodes=2),
+    )
+
+    # Prompts of 4: the token that a decode consumes is read too. A masked row reads its own.
+    assert [(work.num_decodes, work.decode_context) for work in works] == [
+        (0, 0),
+        (1, 5),
+        (3, 6 + 5 + 1),
+        (1, 6),
+        (2, 7 + 7),
+    ]
+    assert [work.num_logits for work in works] == [1, 2, 3, 1, 2]
+
+
+def test_the_work_of_chunks_is_what_they_compute_and_read():
+    executor = SimulatedExecutor(VirtualClock())
+    first = PrefillChunk(0, 4, 3, (), emits=False)
+    last = PrefillChunk(0, 7, 2, (), emits=True, followers=(1,))
+    cached = [Admission(slot, "a", request(9), 4, (9,), 0, slot) for slot in (0, 1)]
+    works = works_of(
+        executor,
+        StepPlan(1, 0, [first], cached, copies=[(0, 1, 2)], swap_out=[(1, 1)], swap_in=[(2, 2)]),
+        StepPlan(2, 1, [last]),
+        StepPlan(3, 2, joined=[0, 1], num_decodes=2),
+    )
+
+    assert works[0] == StepWork(0, 0, 1, 3, 7, 3 * 4 + 6, 0, 2, 1)
+    # The samples share the row whose logits they sample from.
+    assert works[1] == StepWork(0, 0, 1, 2, 9, 2 * 7 + 3, 1)
+    assert works[2] == StepWork(2, 20, num_logits=2)
 
 
 @pytest.mark.parametrize(
