@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import click
 
 from everbatch import __version__
+from everbatch.base.fields import MAX_INTEGER
 from everbatch.cli.output_files import OutputFiles
 from everbatch.sim.progress import NoProgress
 from everbatch.sim.run import Observer, simulate
@@ -18,7 +19,6 @@ from everbatch.sim.slot_history import SlotHistory
 from everbatch.sim.step_lines import StepLines
 from everbatch.sim.summary import Summary
 from everbatch.workload.builtin_scenarios import builtin_names, builtin_summary, find_scenario
-from everbatch.workload.fields import MAX_INTEGER
 from everbatch.workload.scenario import Scenario
 
 EXIT_NO_PROGRESS = 3

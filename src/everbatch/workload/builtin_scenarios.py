@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from everbatch.base.errors import ConfigError
-from everbatch.workload.fields import did_you_mean, shown
+from everbatch.base.fields import did_you_mean, shown
 from everbatch.workload.scenario import Scenario, parse_scenario, read_scenario
 
 _FOLDER = "builtin"

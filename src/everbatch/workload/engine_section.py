@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from everbatch.base.errors import ConfigError
+from everbatch.base.fields import Fields, did_you_mean, shown
 from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
-from everbatch.workload.fields import Fields, did_you_mean, shown
 
 SIZES = ("max_num_seqs", "max_num_batched_tokens", "num_blocks")
 """Options without a default: a scenario must give them."""

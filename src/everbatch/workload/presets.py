@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from everbatch.base.errors import ConfigError
+from everbatch.base.fields import Fields, shown
 from everbatch.base.units import NS_PER_S
 from everbatch.scheduler.config import PreemptionCosts
-from everbatch.workload.fields import Fields, shown
 
 LONGEST_S = 1e6
 """Of one block or token; more says nothing more."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from everbatch.base.errors import ConfigError
-from everbatch.workload.fields import Fields, shown
+from everbatch.base.fields import Fields, shown
 
 MAX_REQUESTS = 2_000_000
 MAX_TOKENS = 1 << 30

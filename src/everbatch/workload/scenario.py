@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from everbatch.base.errors import ConfigError
+from everbatch.base.fields import MAX_INTEGER, Fields, is_writable, shown
 from everbatch.scheduler.config import SchedulerConfig, TenantConfig
 from everbatch.workload.engine_section import read_engine, read_setting
-from everbatch.workload.fields import MAX_INTEGER, Fields, is_writable, shown
 from everbatch.workload.presets import (
     HARDWARE_SIZES,
     MODEL_SIZES,

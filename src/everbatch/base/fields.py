@@ -1,8 +1,8 @@
-"""Reads the tables of a scenario key by key, strictly.
+"""Reads the tables of a user's file key by key, strictly.
 
 An unknown key, a wrong type or an impossible value is a ConfigError that names the key, the value
 and what is allowed. Belongs here: checking one value, naming one key. Not here: what a table means.
-Called by the readers of the sections.
+Called by the readers of scenarios, devices and models.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ MAX_INTEGER = (1 << 53) - 1
 
 
 class Fields:
-    """One table of a scenario; `where` names it in messages ("[engine]", "requests[3]")."""
+    """One table of a file; `where` names it in messages ("[engine]", "requests[3]")."""
 
     def __init__(self, table: object, where: str, known: Sequence[str]) -> None:
         if not isinstance(table, Mapping):
