@@ -124,6 +124,8 @@ class Crowd:
         self.storm = self.draw.choice([0, 0, 1, 3])
         """How often somebody leaves or something fails; 0: never."""
         self.deferred_calls = 0
+        self.left: dict[str, None] = {}
+        """Who left: requests and samples."""
 
     def run(self) -> "Crowd":
         """Run to the end; whatever does not hold raises."""
@@ -157,9 +159,9 @@ class Crowd:
         draw, world = self.draw, self.world
         kind = draw.random() / self.storm
         if kind < 0.06 and self.clients:
-            world.engine.abort(self._somebody())
+            world.engine.abort(self._leaving())
         elif kind < 0.12 and self.clients:
-            world.leaving_next = [self._somebody() for _ in range(draw.randint(1, 3))]
+            world.leaving_next = [self._leaving() for _ in range(draw.randint(1, 3))]
         elif kind < 0.15:
             world.executor.failing_steps = frozenset({world.executor.num_steps + 1})
         elif kind < 0.18 and self.clients:
@@ -176,6 +178,12 @@ class Crowd:
             id = self.draw.choice(live)
             return id.partition("/")[0] if self.draw.random() < 0.4 else id
         return self.draw.choice(list(self.clients))
+
+    def _leaving(self) -> str:
+        """Somebody who leaves."""
+        id = self._somebody()
+        self.left[id] = None
+        return id
 
     def _fail_reading(self) -> None:
         scheduler, checker = self.world.engine.scheduler, self.world.checker
@@ -196,7 +204,7 @@ class Crowd:
         if not isinstance(plan, StepPlan):
             return
         if self.draw.random() < 0.3 and self.clients:
-            self.world.engine.abort(self._somebody())
+            self.world.engine.abort(self._leaving())
         scheduler.rollback(plan)
         assert state_digest(scheduler) == before, "a rollback left traces"
 
@@ -292,6 +300,8 @@ class Crowd:
                 assert reason is (FinishReason.STOP if length <= limit else FinishReason.LENGTH)
             else:
                 assert text == whole[: len(text)], f"{id} says something else than alone"
+            if reason is FinishReason.ABORT:
+                assert id in self.left or c.id in self.left, f"{id} ended with another sample"
             assert self.audit.output_tokens(id) == len(text)
 
 

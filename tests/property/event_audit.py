@@ -30,6 +30,8 @@ class Life:
     prompt_tokens: int
     is_follower: bool = False
     """A sample whose prompt another one computes."""
+    goes_on: bool = False
+    """A sample that goes on with a prompt that one which ended had begun."""
     hits: int | None = None
     granted: int = 0
     """Tokens of chunks."""
@@ -117,11 +119,23 @@ class Audit:
                 self.ends[event.reason] += 1
             case SampleFinished():
                 life.end = event
+                if not life.is_follower and life.frontier < life.prompt_tokens:
+                    self._hand_over(life, event.id.rpartition("/")[0])
             case Decoding():
                 if life.is_follower and event.emitted:
                     life.frontier = life.prompt_tokens
             case _:
                 raise AssertionError(f"unknown event {event}")
+
+    def _hand_over(self, life: Life, group: str) -> None:
+        """The sample that computed the prompt of all has ended: the next goes on with it."""
+        left = [self.lives[id] for id in self.groups[group] if self.lives[id].end is None]
+        if left:
+            heir = left[0]
+            heir.is_follower, heir.goes_on = False, life.hits is not None
+            heir.hits, heir.frontier, heir.skipped = life.hits, life.frontier, life.skipped
+            heir.granted = life.granted - life.recomputed
+            heir.swapped_tokens = life.swapped_tokens
 
     def _admit(self, event: Admitted, life: Life) -> None:
         assert event.resumed == (life.hits is not None)
@@ -165,7 +179,7 @@ class Audit:
         assert stats.generation_tokens == totals["emitted"]
         assert stats.num_preemptions == sum(life.preemptions for life in lives)
         assert stats.recomputed_tokens == sum(life.recomputed for life in lives)
-        readers = [life for life in lives if not life.is_follower]
+        readers = [life for life in lives if not life.is_follower and not life.goes_on]
         assert stats.prefix_cache_hits == sum(life.hits or 0 for life in readers)
         started = [life for life in readers if life.hits is not None]
         assert stats.prompt_tokens == sum(life.prompt_tokens for life in started)

@@ -27,6 +27,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.clients = []
         self.world = World(config, self.clients)
         self.audit = Audit()
+        self.left = {}
 
     @rule(data=st.data(), count=st.integers(1, 3))
     def arrive(self, data, count):
@@ -42,7 +43,9 @@ class EngineMachine(RuleBasedStateMachine):
     def leave(self, data):
         """Somebody, or one of its samples, leaves at this boundary; it may have ended."""
         c = data.draw(st.sampled_from(self.clients))
-        self.world.engine.abort(data.draw(st.sampled_from([c.id, *c.sample_ids()])))
+        id = data.draw(st.sampled_from([c.id, *c.sample_ids()]))
+        self.left[id] = None
+        self.world.engine.abort(id)
 
     @rule(count=st.integers(1, 4))
     def steps(self, count):
@@ -54,6 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
     def step_while_somebody_leaves(self, data):
         for c in data.draw(st.lists(st.sampled_from(self.clients), min_size=1, max_size=3)):
             id = data.draw(st.sampled_from([c.id, *c.sample_ids()]))
+            self.left[id] = None
             self.world.leaving_next.append(id)
         self.step()
 
@@ -93,6 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         if leaves and self.clients:
             c = data.draw(st.sampled_from(self.clients))
+            self.left[c.id] = None
             self.world.engine.abort(c.id)
         scheduler.rollback(plan)
         assert state_digest(scheduler) == before
@@ -144,6 +149,8 @@ class EngineMachine(RuleBasedStateMachine):
                 assert (text, reason) == (whole, natural)
             else:
                 assert text == whole[: len(text)]
+            if reason is FinishReason.ABORT:
+                assert id in self.left or c.id in self.left, "it ended with another sample"
             assert self.audit.output_tokens(id) == len(text)
 
 

@@ -27,6 +27,7 @@ def state_digest(scheduler: Scheduler) -> str:
         sorted(request.id for request in state.following),
         sorted(request.id for request in state.tail_holders),
         sorted(request.id for request in state.protected),
+        sorted(request.id for request in state.handed_over),
         sorted(state.masked.items()),
         sorted(state.free_slots),
         [request.id if request is not None else None for request in state.slots],

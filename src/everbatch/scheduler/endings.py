@@ -48,14 +48,22 @@ class Endings:
         return num_dropped
 
     def retire(self, request: Request | None, reason: FinishReason, now_ns: int) -> None:
-        """End a live request: its blocks lose a reader, its slot is free, nothing comes after."""
+        """End a live request: its blocks lose a reader, its slot is free, nothing comes after.
+
+        If other samples wait for the prompt that it reads, the next of them goes on with it.
+        """
         if request is None or request.status is RequestStatus.FINISHED:
             return
         if request.followers:
-            # The prompt that its samples wait for goes with it.
-            for follower in request.followers:
-                self._retire_one(follower, reason, now_ns)
+            self._hand_over(request, request.followers[0])
         self._retire_one(request, reason, now_ns)
+
+    def retire_together(self, request: Request, reason: FinishReason, now_ns: int) -> None:
+        """End a live request and the samples that wait for the prompt that it reads."""
+        if request.status is RequestStatus.FINISHED:
+            return
+        for member in (*request.followers, request):
+            self.retire(member, reason, now_ns)
 
     def dequeue(self, request: Request) -> None:
         state = self._state
@@ -89,9 +97,36 @@ class Endings:
         chunk = draft.chunks.get(request)
         if chunk is None and request.group is not None and request.group.has_forked:
             # A follower's first token came from its leader's chunk.
-            leaders = [r for r in draft.chunks if r.group is request.group and r.sample == 0]
-            chunk = draft.chunks[leaders[0]] if leaders and request.num_output_tokens == 1 else None
+            return any(c.emits for r, c in draft.chunks.items() if r.group is request.group)
         return chunk is not None and chunk.emits
+
+    def _hand_over(self, request: Request, heir: Request) -> None:
+        """Let another sample go on from where `request` stands: it leads its group from now on.
+
+        Both have the same prompt, status and place; only slots are their own.
+        """
+        state, queue = self._state, self._state.policy.queue
+        waits, keeps_head = request in queue, request in state.tail_holders
+        heir.chain, request.chain = request.chain, None
+        heir.block_table, request.block_table = request.block_table, []
+        heir.host_blocks, request.host_blocks = request.host_blocks, []
+        heir.num_computed_tokens = request.num_computed_tokens
+        heir.max_computed_tokens = request.max_computed_tokens
+        heir.last_served_step = request.last_served_step
+        if waits:
+            # Queue limits and shares count the request that the samples are, so neither changes.
+            queue.remove(request)
+            queue.push(heir)
+        if keeps_head:
+            del state.tail_holders[request]
+            state.tail_holders[heir] = None
+        state.swapped_out = [(heir if r is request else r, p) for r, p in state.swapped_out]
+        if request in state.prefilling:
+            begun = [heir if r is request else r for r in state.prefilling]
+            state.prefilling = dict.fromkeys(begun)
+            del state.following[heir]
+            state.handed_over[heir] = None
+        self._deferrals.hand_over(request, heir, waits=waits)
 
     def _retire_one(self, request: Request, reason: FinishReason, now_ns: int) -> None:
         state = self._state
@@ -139,6 +174,7 @@ class Endings:
         state.prefilling.pop(request, None)
         state.following.pop(request, None)
         state.protected.pop(request, None)
+        state.handed_over.pop(request, None)
         slot, request.slot = request.slot, None
         if slot is None:
             return

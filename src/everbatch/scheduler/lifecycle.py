@@ -62,6 +62,7 @@ class Lifecycle:
         state.preempted_slots.clear()
         state.released_slots.clear()
         state.swapped_out.clear()
+        state.handed_over.clear()
         for request, hits in draft.admitted.items():
             self._admit(draft, request, hits, plan.step, now_ns)
         for request, blocks in draft.new_blocks.items():
@@ -142,9 +143,6 @@ class Lifecycle:
             self._state.preempted_slots.append(_slot(member))
             self._endings.give_back_slot(member, masked=False)
             member.move_to(RequestStatus.PREEMPTED)
-        for follower in request.followers:
-            # It has nothing of its own that could be kept.
-            follower.move_to(RequestStatus.WAITING)
         request.block_table = list(way.kept_blocks)
         request.num_preemptions += 1
         swap_ns, recompute_ns = way.costs_ns or (None, None)
@@ -172,7 +170,8 @@ class Lifecycle:
                 self._state.tail_holders[request] = None
             case YieldKind.RECOMPUTE:
                 request.num_computed_tokens = 0
-                request.move_to(RequestStatus.WAITING)
+                for member in [request, *request.followers]:
+                    member.move_to(RequestStatus.WAITING)
         self._deferrals.note_served(request)
         self.enqueue(request)
 
@@ -281,7 +280,8 @@ class Lifecycle:
         queue = self._state.policy.queue
         queue.remove(request)
         request.num_computed_tokens = 0
-        request.move_to(RequestStatus.WAITING)
+        for member in [request, *request.followers]:
+            member.move_to(RequestStatus.WAITING)
         queue.push(request)
 
     def _strip_tail_holder(self, request: Request, way: Yield, step: int, now_ns: int) -> None:

@@ -48,13 +48,18 @@ class Deferral:
 
 @dataclass(slots=True, frozen=True)
 class Admission:
-    """A request takes a slot: for the first time, or again after preemption."""
+    """A request takes a slot: for the first time, or again after preemption.
+
+    Or without having left it (it is in `released` too): it goes on with the prompt of another
+    sample, which has ended.
+    """
 
     slot: int
     request_id: str
     payload: object
     num_cached_tokens: int
-    """Tokens whose KV stands in `cached_blocks`: prefix hits, what a victim kept, or swapped in."""
+    """Tokens whose KV stands in `cached_blocks`: prefix hits, what a victim kept or another sample
+    computed, or swapped in."""
     cached_blocks: tuple[int, ...]
     num_output_tokens: int
     """Outputs emitted before a preemption."""

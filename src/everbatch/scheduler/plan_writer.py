@@ -28,10 +28,13 @@ class PlanWriter:
         victims = [r for r in draft.victims if r.slot is not None]
         members = [member for victim in victims for member in (victim, *victim.followers)]
         plan.preempted = [*state.preempted_slots, *map(_slot, members)]
-        plan.released = [*state.released_slots, *map(_slot, members)]
+        # Its slot knows the prompt alone, so it takes it anew, with what another one computed.
+        moved = [r for r in state.handed_over if r not in draft.victims]
+        plan.released = [*state.released_slots, *map(_slot, members), *map(_slot, moved)]
         plan.left = list(map(_slot, draft.left))
         plan.swap_out = [pair for _, pairs in state.swapped_out for pair in pairs]
         plan.swap_out += [pair for way in draft.victims.values() for pair in way.swap_out]
+        plan.admitted += map(_admission_again, moved)
         slots = self._new_slots(draft)
         for request, blocks in draft.swapped_in.items():
             plan.swap_in += zip(request.host_blocks, blocks, strict=True)
@@ -80,6 +83,18 @@ class PlanWriter:
             for other in request.followers
         ]
         return [own, *others]
+
+
+def _admission_again(request: Request) -> Admission:
+    return Admission(
+        slot=_slot(request),
+        request_id=request.id,
+        payload=request.payload,
+        num_cached_tokens=request.num_computed_tokens,
+        cached_blocks=tuple(request.block_table),
+        num_output_tokens=0,
+        sample=request.sample,
+    )
 
 
 def _slot(request: Request) -> int:

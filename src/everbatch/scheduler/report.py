@@ -47,6 +47,17 @@ class DeferralLog:
         """A request has ended."""
         self.current.pop(request, None)
 
+    def hand_over(self, request: Request, heir: Request, *, waits: bool) -> None:
+        """Another sample goes on in place of one that ends.
+
+        Until they start people know them by one name, and have been told why it waits.
+        """
+        known = self.current.pop(request, None)
+        if waits:
+            self.note_waiting(heir)
+        if known is not None and request.label == heir.label:
+            self.current[heir] = known
+
     def report(self, draft: Draft, step: int, now_ns: int) -> None:
         """Log whom a plan left without a token, where the reason is not the last one logged."""
         queue = self._state.policy.queue

@@ -58,7 +58,10 @@ ALLOWED_MOVES: dict[RequestStatus, tuple[RequestStatus, ...]] = {
 
 @dataclass(slots=True, eq=False)
 class SampleGroup:
-    """The n samples of one request. The first computes the prompt, then all of them decode."""
+    """The n samples of one request. The first computes the prompt, then all of them decode.
+
+    Until then they are in the same state; if the first ends, the next is the leader.
+    """
 
     id: str
     samples: "list[Request]"

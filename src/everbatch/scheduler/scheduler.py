@@ -111,9 +111,13 @@ class Scheduler:
         deadlines = self.state.deadlines
         while deadlines and deadlines[0][0] < now_ns:
             _, _, request = heappop(deadlines)
+            group = request.group
+            if group is not None and group.samples:
+                # The first sample may have ended before the others.
+                request = group.leader
             # A member of a static batch may hold a slot and have got no token yet.
             if request.last_served_step == 0:
-                self._endings.retire(request, FinishReason.DEADLINE, now_ns)
+                self._endings.retire_together(request, FinishReason.DEADLINE, now_ns)
 
     def schedule(self, now_ns: int) -> StepPlan | NothingToRun:
         """Plan the next step. The plan must be applied or rolled back before the next call."""
@@ -165,7 +169,7 @@ class Scheduler:
                 self._endings.release_blocks(request)
                 self._lifecycle.preempt(request, way, plan.step, now_ns)
         for request in [*filter(None, self.state.slots), *draft.admitted]:
-            self._endings.retire(request, FinishReason.ERROR, now_ns)
+            self._endings.retire_together(request, FinishReason.ERROR, now_ns)
         self._lifecycle.drop_host_copies(now_ns)
         self._run_aborts(None, now_ns)
         return self.take_events()
@@ -182,7 +186,7 @@ class Scheduler:
         told = "not considered"
         if lack is not None:
             told = f"{lack.reason.value}: needs {lack.needed:,}, {lack.available:,} available"
-        self._endings.retire(head, FinishReason.ERROR, now_ns)
+        self._endings.retire_together(head, FinishReason.ERROR, now_ns)
         return f"request {head.id!r} can never run ({told})"
 
     def apply(self, plan: StepPlan, outcome: StepOutcome, now_ns: int) -> list[Event]:
@@ -269,7 +273,9 @@ class Scheduler:
         """Give the live requests of that name: one, or the samples of a group."""
         group = self.state.groups.get(request_id)
         if group is not None:
-            return list(group.samples)
+            # Who reads the prompt for all comes last: nobody goes on with it who is named as well.
+            leader = group.leader
+            return [*leader.followers, leader] if not group.has_forked else list(group.samples)
         request = self.state.requests.get(request_id)
         return [request] if request is not None else []
 

@@ -40,6 +40,9 @@ class SchedulerState:
     """In DECODE without being a member: their prompt has just ended, or they were deferred."""
     due: list[Request] = field(default_factory=list)
     """Members whose blocks were full after the last step: each needs one more in the next plan."""
+    handed_over: dict[Request, None] = field(default_factory=dict)
+    """Samples that go on with the prompt of one that ended, since the last plan that was carried
+    out: the executor has yet to give its blocks to their slots."""
     protected: dict[Request, None] = field(default_factory=dict)
     """Holders of a slot that were preempted as often as allowed; their whole life is reserved."""
     tail_holders: dict[Request, None] = field(default_factory=dict)

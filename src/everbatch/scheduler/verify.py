@@ -97,7 +97,8 @@ def _verify_blocks(scheduler: Scheduler, plan: StepPlan) -> None:
 def _verify_slots(scheduler: Scheduler, plan: StepPlan) -> None:
     # R10: who is admitted takes the lowest slots that are empty, and no masked one.
     state = scheduler.state
-    slots = [admission.slot for admission in plan.admitted]
+    moved = [request.slot for request in state.handed_over]
+    slots = [admission.slot for admission in plan.admitted if admission.slot not in moved]
     check(
         slots == sorted(state.free_slots)[: len(slots)],
         "admissions do not take the lowest empty slots",
@@ -148,7 +149,8 @@ def _verify_place(scheduler: Scheduler, request: Request) -> None:
     )
     num_places = sum(request in place for place in collections)
     # A sample that waits for its leader to be admitted stands with it.
-    waits_with_leader = request.is_follower and request.status is RequestStatus.WAITING
+    waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+    waits_with_leader = request.is_follower and waits
     check(
         num_places == int(not waits_with_leader)
         and (waits_with_leader or places.get(request.status, False)),
@@ -157,7 +159,14 @@ def _verify_place(scheduler: Scheduler, request: Request) -> None:
         status=request.status,
         places=num_places,
     )
-    waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+    check(
+        request.group is None
+        or not request.is_follower
+        or request.status is request.group.leader.status,
+        "a sample is in another state than the one that reads their prompt",
+        id=request.id,
+        status=request.status,
+    )
     check(waits == (request.slot is None), "only who waits has no slot", id=request.id)
     keeps = bool(request.block_table or request.host_blocks)
     check(
@@ -166,7 +175,7 @@ def _verify_place(scheduler: Scheduler, request: Request) -> None:
         id=request.id,
     )
     check(
-        request.status is not RequestStatus.PREEMPTED or keeps,
+        request.status is not RequestStatus.PREEMPTED or keeps or request.is_follower,
         "a preempted request kept nothing and does not wait",
         id=request.id,
     )
@@ -179,6 +188,11 @@ def _verify_place(scheduler: Scheduler, request: Request) -> None:
     check(
         is_tail_holder == (request in state.tail_holders),
         "the tail holders are not those who wait and kept blocks",
+        id=request.id,
+    )
+    check(
+        request not in state.handed_over or request in state.prefilling,
+        "a sample that goes on with a prompt does not read it",
         id=request.id,
     )
 

@@ -109,13 +109,105 @@ def test_one_sample_may_leave_at_any_boundary(sample, boundary):
     world.run()
     ends = {id: world.ends[id][0].value for id in c.sample_ids()}
 
-    if boundary < 2 and sample == 0:
-        # Nobody else has what the first one has read so far: its samples end with it.
-        assert ends == dict.fromkeys(c.sample_ids(), "abort")
-    else:
-        assert ends.pop(f"a/{sample}") == ("abort" if boundary < 6 else "stop")
-        assert set(ends.values()) == {"stop"}
+    assert ends.pop(f"a/{sample}") == ("abort" if boundary < 6 else "stop")
+    assert set(ends.values()) == {"stop"}
     assert len(world.ends["a"]) == 1
+    # The prompt is read once, whoever reads it.
+    assert sum(sum(record.scheduled.values()) for record in world.records) == 6
+
+
+def leaving_at(boundary, ids, clients, **options):
+    """A world in which samples leave at a boundary, and the ids of the others."""
+    world = World(make_config(**options), clients)
+    while world.boundary < boundary:
+        world.arrive()
+        world.step()
+    world.arrive()
+    live = [id for id in ids if id in world.engine.scheduler.state.requests]
+    for id in live:
+        world.engine.abort(id)
+    world.run()
+    return world, live
+
+
+@pytest.mark.parametrize("ids", [["b/0"], ["b/1"], ["b/0", "b/1"], ["b/2", "b/0"]])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("extent", ["whole", "tail"])
+def test_samples_go_on_in_every_state_when_others_of_them_leave(ids, mode, extent):
+    # The samples wait, read their prompt, yield for want of blocks, wait again, and decode.
+    clients = [client("a", 4, 12), client("b", 20, 3, n=3, arrival=1)]
+    options = {"preemption_mode": mode, "preemption_extent": extent, "num_host_blocks": 9}
+    options |= {"num_blocks": 8, "max_num_batched_tokens": 3, "admission": "now"}
+    for boundary in range(1, 40):
+        world, left = leaving_at(boundary, ids, clients, **options)
+        ends = {id: world.ends[id][0].value for id in clients[1].sample_ids()}
+        expected = {id: "abort" if id in left else "stop" for id in ends}
+        whole = texts_of(clients[1], [3, 3, 3])
+
+        assert ends == expected
+        assert {id: world.texts[id] for id in ends if id not in left} == {
+            id: text for id, text in whole.items() if id not in left
+        }
+
+
+def test_who_goes_on_with_a_prompt_keeps_its_place_and_its_blocks():
+    clients = [client("a", 8, 2, n=2), client("b", 8, 2), client("c", 4, 2)]
+    options = {"max_num_seqs": 3, "max_num_batched_tokens": 3, "num_blocks": 64}
+    world, left = leaving_at(2, ["a/0"], clients, **options)
+    chunks = [chunk for e in world.events if e.kind == "step" for chunk in e.chunks]
+
+    assert left == ["a/0"]
+    assert chunks[:5] == [("a/0", 0, 3), ("a/0", 3, 3), ("a/1", 6, 2), ("b", 0, 1), ("b", 1, 2)]
+    assert finals(world)["a"].output_tokens == 2
+
+
+def test_a_sample_that_leaves_the_queue_leaves_its_place_to_the_next():
+    clients = [
+        client("a", 8, 6, n=2),
+        client("b", 4, 2, n=2, tenant="x", arrival=1),
+        client("c", 4, 2, tenant="y", arrival=1),
+    ]
+    for policy in ("fcfs", "priority", "srpt", "vtc"):
+        world, _ = leaving_at(2, ["b/0"], clients, max_num_seqs=2, policy=policy)
+        told = [e for e in world.events if e.kind == "deferred" and e.id in ("b", "c")]
+        admitted = [e.id for e in world.events if e.kind == "admitted"]
+
+        assert world.ends["b/1"][0].value == "stop"
+        assert len(told) == len({(e.id, e.reason) for e in told})
+        assert admitted == ["a/0", "a/1", "b/1", "c"]
+        assert world.engine.scheduler.state.num_fresh_waiting == 0
+
+
+def test_the_deadline_of_a_request_ends_all_samples_that_are_left():
+    clients = [client("a", 8, 9, n=2), client("b", 4, 2, n=4, deadline=3)]
+    world, _ = leaving_at(1, ["b/0"], clients)
+    ends = {id: world.ends[id][0].value for id in clients[1].sample_ids()}
+
+    assert ends.pop("b/0") == "abort"
+    assert set(ends.values()) == {"deadline"}
+    assert world.ends["b"][0].value == "abort"
+
+
+@pytest.mark.parametrize("boundary", range(9))
+def test_a_member_of_a_static_batch_may_leave_its_prompt_to_another_sample(boundary):
+    clients = [client("a", 9, 3, n=2), client("b", 3, 5)]
+    options = {"batching": "static", "max_num_batched_tokens": 4}
+    world, left = leaving_at(boundary, ["a/0"], clients, **options)
+
+    assert [reason.value for reason in world.ends["a/1"]] == ["stop"]
+    assert world.texts["a/1"] == texts_of(clients[0], [3, 3])["a/1"]
+    assert world.ends["a/0"][0].value == ("abort" if left else "stop")
+
+
+def test_a_pass_that_fails_after_a_sample_took_over_ends_who_held_slots():
+    world = World(make_config(max_num_batched_tokens=3), [client("a", 9, 3, n=3)], frozenset({2}))
+    world.arrive()
+    world.step()
+    world.engine.abort("a/0")
+    world.run()
+
+    ends = {id: [reason.value for reason in world.ends[id]] for id in world.ends}
+    assert ends == {"a": ["error"], "a/0": ["abort"], "a/1": ["error"], "a/2": ["error"]}
 
 
 def test_a_sample_ends_by_itself_and_its_request_with_the_last():

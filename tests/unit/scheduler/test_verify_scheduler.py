@@ -5,6 +5,7 @@ from builders import World, client, make_config
 
 from everbatch.base.errors import InvariantViolation
 from everbatch.scheduler.plan import Admission
+from everbatch.scheduler.request import RequestStatus
 from everbatch.scheduler.verify import verify_plan, verify_scheduler
 
 
@@ -45,6 +46,7 @@ def test_a_sound_state_passes():
         lambda state, a, b, c: state.masked.update({0: "a"}),
         lambda state, a, b, c: state.tail_holders.update({c: None}),
         lambda state, a, b, c: c.host_blocks.append(0),
+        lambda state, a, b, c: state.handed_over.update({a: None}),
     ],
 )
 def test_each_corruption_is_seen(change):
@@ -104,6 +106,17 @@ def test_more_rights_than_blocks_are_seen():
 
     with pytest.raises(InvariantViolation, match="more blocks are reserved than there are"):
         state.requests["a"].max_tokens += 8
+        verify_scheduler(world.engine.scheduler)
+
+
+def test_a_sample_in_another_state_than_its_leader_is_seen():
+    world = World(make_config(), [client("a", 4, 9, n=2)])
+    world.arrive()
+    sample = world.engine.scheduler.state.requests["a/1"]
+    verify_scheduler(world.engine.scheduler)
+
+    sample.status = RequestStatus.PREEMPTED
+    with pytest.raises(InvariantViolation, match="another state than the one that reads"):
         verify_scheduler(world.engine.scheduler)
 
 
