@@ -1,6 +1,7 @@
 """The application: routes, error bodies, and the engine's life inside the server's.
 
-Belongs here: putting the server together. Not here: listening (run.py). Called by assemble.
+Belongs here: putting the server together. Not here: listening (run.py). Called by assemble, and by
+tests over an engine of their own.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from everbatch.server.bridge import AsyncEngine
 from everbatch.server.errors import ApiError
 from everbatch.server.http_body import LastWords
+from everbatch.server.request_id import HEADER, RequestIdMiddleware, request_id
 from everbatch.server.routes import make_router
 from everbatch.server.served import Served, ServerClock
 from everbatch.server.settings import ServerSettings
@@ -61,6 +63,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
+    app.add_middleware(RequestIdMiddleware)
     app.include_router(make_router(served))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -92,10 +95,18 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return _respond(ApiError(error.status_code, message, code=code, headers=error.headers))
 
 
-async def _bug(_: Request, error: Exception) -> Response:
-    """Answer what nobody expected. The framework raises it again, so that the log has it."""
+async def _bug(request: Request, error: Exception) -> Response:
+    """Answer what nobody expected. The framework raises it again, so that the log has it.
+
+    It answers outside of all middleware, so the header is set here.
+    """
     return _respond(
-        ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed", code="internal_error")
+        ApiError(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            "the server failed",
+            code="internal_error",
+            headers={HEADER: request_id(request.scope)},
+        )
     )
 
 

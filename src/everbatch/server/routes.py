@@ -4,7 +4,6 @@ Belongs here: path to answer, in reading order. Not here: how an answer is writt
 """
 
 import asyncio
-import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
@@ -32,8 +31,8 @@ from everbatch.server.protocol import (
     read_chat,
     read_completion,
 )
+from everbatch.server.request_id import note_answer_id
 from everbatch.server.served import Served
-from everbatch.server.settings import MAX_REQUEST_ID_LENGTH
 from everbatch.server.standing import check_priority, with_headers
 
 # Above it a text is encoded on another thread, so that the streams do not wait for it. 8 k
@@ -207,21 +206,15 @@ class _Routes:
 
 
 async def _within_borders(request: Request, kind: str, work: Work) -> Response:
-    """Run one request with an id of its own; X-Request-Id comes back as it was given."""
+    """Run one request whose answer has an id of its own."""
     answer_id = f"{kind}-{uuid.uuid4().hex}"
+    note_answer_id(request, answer_id)
     try:
-        response = await work(request, answer_id)
+        return await work(request, answer_id)
     except ClientLeft:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     except InvalidRequest as error:
         raise from_invalid_request(error) from None
-    response.headers["x-request-id"] = _given_request_id(request) or answer_id
-    return response
-
-
-def _given_request_id(request: Request) -> str | None:
-    given = request.headers.get("x-request-id", "")[:MAX_REQUEST_ID_LENGTH]
-    return given if re.fullmatch(r"[!-~]+", given) else None
 
 
 def _check_model(served: Served, wanted: str | None) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from everbatch.base.errors import ConfigError
 
 MEBIBYTE = 1 << 20
-MAX_REQUEST_ID_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
