@@ -185,6 +185,25 @@ def test_samples_say_what_single_requests_with_their_seeds_say(n: int, block_siz
             assert run.texts[f"a/{sample}"] == alone
 
 
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_samples_say_the_same_when_the_one_that_reads_their_prompt_leaves(num_passes: int) -> None:
+    prompt = prompt_of(30)
+    sampling = SamplingParams(temperature=1.0, seed=7, max_tokens=6, ignore_eos=True)
+    # Chunks of 12 tokens: after 24 of them the second sample goes on, in a slot of its own.
+    run = run_requests(
+        CheckedNetwork(),
+        make_config(block_size=16),
+        [make_request("a", prompt, sampling, n=3)],
+        {"a/0": num_passes},
+    )
+
+    assert run.ends["a/0"] is FinishReason.ABORT
+    assert run.texts["a/0"] == []
+    for sample in (1, 2):
+        alone = text_alone(prompt, sample_params(sampling, sample))
+        assert run.texts[f"a/{sample}"] == alone
+
+
 def test_sample_without_a_seed_draws_from_the_order_of_arrival() -> None:
     sampling = SamplingParams(max_tokens=9, ignore_eos=True)
     prompt = prompt_of(5)
