@@ -32,6 +32,10 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 """Taken if a quarter of the free memory is more; pages are committed when first used."""
 
+BYTES_PER_GIB = 1 << 30
+MAX_SWAP_SPACE_GIB = 1 << 20
+"""A pebibyte: more than any host has, and little enough that its bytes are exact."""
+
 _NOT_MEASURED = PreemptionCosts(swap_ns_per_block=1, recompute_ns_per_token=1)
 """Stands for the costs of preemption_mode auto until the model is there (measure.py)."""
 _SAME_NAME = frozenset(item.name for item in fields(SchedulerConfig))
@@ -58,6 +62,8 @@ class EngineOptions:
     """Bytes."""
     num_host_blocks: int | None = None
     """Overrides host_cache_memory; None and no memory given: 0."""
+    swap_space: float | None = None
+    """vLLM's way to give host_cache_memory, in GiB; 0 is none, as vLLM's users write it."""
     max_model_len: int | None = None
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
@@ -88,6 +94,8 @@ class EngineOptions:
             _at_least("kv_cache_memory", self.kv_cache_memory, 1, " byte")
         if self.host_cache_memory is not None:
             _at_least("host_cache_memory", self.host_cache_memory, 1, " byte")
+        if self.swap_space is not None:
+            _check_swap_space(self.swap_space, self.host_cache_memory)
         _at_least("seed", self.seed, 0)
         if self.seed > MAX_SEED:
             raise ConfigError(f"seed must lie in [0, {MAX_SEED}], got {self.seed}")
@@ -105,8 +113,15 @@ class EngineOptions:
             )
 
     @property
+    def host_cache_bytes(self) -> int | None:
+        """Memory for swapped out blocks, under whichever name it was given; None: none wished."""
+        if self.swap_space is not None:
+            return int(self.swap_space * BYTES_PER_GIB) or None
+        return self.host_cache_memory
+
+    @property
     def _wants_host_tier(self) -> bool:
-        return bool(self.num_host_blocks or self.host_cache_memory)
+        return bool(self.num_host_blocks or self.host_cache_bytes)
 
     def scheduler_options(
         self, num_blocks: int, num_host_blocks: int, max_model_len: int
@@ -188,14 +203,15 @@ def _num_host_blocks(options: EngineOptions, bytes_per_block: int, left_bytes: i
     """Give the size of the host tier; `left_bytes` is what the KV cache leaves of the memory."""
     wished, flag = options.num_host_blocks, "--num-host-blocks"
     if wished is None:
-        if options.host_cache_memory is None:
+        memory = options.host_cache_bytes
+        if memory is None:
             return 0
-        wished, flag = options.host_cache_memory // bytes_per_block, "--host-cache-memory"
+        flag = "--host-cache-memory" if options.swap_space is None else "--swap-space"
+        wished = memory // bytes_per_block
         if not wished:
             raise ConfigError(
-                f"{flag} {format_bytes(options.host_cache_memory)} holds no block: one block of "
-                f"{options.block_size} tokens takes {format_bytes(bytes_per_block)} with this "
-                "model: raise it"
+                f"{flag} {format_bytes(memory)} holds no block: one block of {options.block_size} "
+                f"tokens takes {format_bytes(bytes_per_block)} with this model: raise it"
             )
     if wished * bytes_per_block > max(0, left_bytes):
         raise ConfigError(
@@ -235,6 +251,17 @@ def _at_least(name: str, value: object, low: int, remark: str = "") -> None:
         raise ConfigError(f"{name} must be an integer, not {value!r}")
     if value < low:
         raise ConfigError(f"{name} must be at least {low}{remark}, got {value}")
+
+
+def _check_swap_space(gib: object, host_cache_memory: int | None) -> None:
+    if host_cache_memory is not None:
+        raise ConfigError("--swap-space and --host-cache-memory are one: give one of them")
+    if isinstance(gib, bool) or not isinstance(gib, int | float):
+        raise ConfigError(f"swap_space must be a number of GiB, not {gib!r}")
+    if not 0 <= gib <= MAX_SWAP_SPACE_GIB:
+        raise ConfigError(
+            f"--swap-space must be a number of GiB in [0, {MAX_SWAP_SPACE_GIB:,}], got {gib:g}"
+        )
 
 
 def _check_tenants(tenants: object) -> None:

@@ -1,22 +1,18 @@
 """Engine options as command-line flags, shared by the commands that load a model.
 
-Belongs here: names, help and parsing. Not here: defaults and checks (assemble.options). vLLM's
-spellings are accepted as aliases.
+Belongs here: names, help and parsing. Not here: defaults and checks (assemble.options), which this
+reads. vLLM's spellings are accepted as aliases.
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
 
-from everbatch.assemble.options import (
-    DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    DEFAULT_MAX_NUM_SEQS,
-    EngineOptions,
-)
+from everbatch.assemble.options import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineOptions
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import parse_bytes
 from everbatch.cli.sections import SectionedOption
@@ -25,7 +21,7 @@ from everbatch.scheduler.config import TenantConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-BYTES_PER_GIB = 1 << 30
+_DEFAULTS = {item.name: item.default for item in fields(EngineOptions)}
 
 
 class ByteSize(click.ParamType[int]):
@@ -65,27 +61,30 @@ def _choice(literal: object) -> click.Choice[str]:
     return click.Choice(get_args(literal))
 
 
-_sizes = partial(click.option, cls=SectionedOption, section="Sizes")
-_order = partial(click.option, cls=SectionedOption, section="Batching and order")
-_admission = partial(click.option, cls=SectionedOption, section="Admission")
-_preemption = partial(click.option, cls=SectionedOption, section="Preemption")
-_other = partial(click.option, cls=SectionedOption, section="Other engine options")
+def _engine_option(section: str, flag: str, *more: str, **settings: Any) -> Callable[..., Any]:
+    """Make the flag of an engine option. Its default is the one that EngineOptions has, and is
+    shown, but for None: what is chosen then, the help says."""
+    default = _DEFAULTS[flag.partition("/")[0].removeprefix("--").replace("-", "_")]
+    if default is not None:
+        settings |= {"default": default, "show_default": True}
+    return click.option(flag, *more, cls=SectionedOption, section=section, **settings)
+
+
+_sizes = partial(_engine_option, "Sizes")
+_order = partial(_engine_option, "Batching and order")
+_admission = partial(_engine_option, "Admission")
+_preemption = partial(_engine_option, "Preemption")
+_other = partial(_engine_option, "Other engine options")
 
 _OPTIONS = [
-    _sizes(
-        "--max-num-seqs",
-        type=int,
-        default=DEFAULT_MAX_NUM_SEQS,
-        show_default=True,
-        help="Most requests that run at once.",
-    ),
+    _sizes("--max-num-seqs", type=int, help="Most requests that run at once."),
     _sizes(
         "--max-num-batched-tokens",
         type=int,
         help="Most tokens computed in one step, decodes and prompts together. Default: "
         f"{DEFAULT_MAX_NUM_BATCHED_TOKENS}; without chunked prefill, max_model_len.",
     ),
-    _sizes("--block-size", type=int, default=16, show_default=True, help="Tokens in a KV block."),
+    _sizes("--block-size", type=int, help="Tokens in a KV block."),
     _sizes(
         "--kv-cache-memory",
         "--kv-cache-memory-bytes",
@@ -114,55 +113,43 @@ _OPTIONS = [
     _order(
         "--batching",
         type=_choice(choices.Batching),
-        default="continuous",
-        show_default=True,
         help="Whether requests join and leave at every step, or run in closed batches.",
     ),
     _order(
         "--enable-chunked-prefill/--no-enable-chunked-prefill",
-        default=True,
-        show_default=True,
         help="Let long prompts be computed over several steps.",
     ),
     _order(
         "--long-prefill-token-threshold",
         type=int,
-        default=0,
-        show_default=True,
         help="Most tokens of one prompt in one step; 0: no cap of its own.",
     ),
     _order(
         "--min-prefill-tokens",
         type=int,
-        default=0,
-        show_default=True,
         help="Tokens of a step kept for prompts while they can use them.",
     ),
     _order(
         "--prefill-aging-steps",
         type=int,
-        default=0,
-        show_default=True,
         help="A prompt that got no token for so many steps goes before the decodes once; 0: off.",
     ),
     _order(
         "--policy",
         "--scheduling-policy",
         type=_choice(choices.PolicyName),
-        default="fcfs",
-        show_default=True,
         help="Who goes first: first come; lower priority; least work left; fair shares of tenants.",
     ),
     _order(
         "--aging-steps",
         type=int,
-        default=0,
-        show_default=True,
         help="Policy priority: one level better per so many steps waited; 0: off.",
     ),
-    _order(
+    click.option(
         "--tenant",
         "tenants",
+        cls=SectionedOption,
+        section="Batching and order",
         type=Tenant(),
         multiple=True,
         help="Weight of a tenant under policy vtc and, after a colon, most requests in a minute. "
@@ -171,85 +158,61 @@ _OPTIONS = [
     _admission(
         "--admission",
         type=_choice(choices.Admission),
-        default="prompt",
-        show_default=True,
         help="Blocks that must be free to admit a request: for its next chunk; its prompt; the "
         "peak of all who run; the whole life of all.",
     ),
     _admission(
         "--watermark",
         type=float,
-        default=0.0,
-        show_default=True,
         help="Fraction of the blocks kept free at admission while anybody runs.",
     ),
     _admission(
         "--backfill",
         type=_choice(choices.Backfill),
-        default="none",
-        show_default=True,
         help="Whether others may pass a head of the queue that does not fit.",
     ),
     _admission(
         "--max-queue-requests",
         type=int,
-        default=0,
-        show_default=True,
         help="Most requests that wait; more are refused with 429. 0: any number.",
     ),
     _admission(
         "--max-queue-tokens",
         type=int,
-        default=0,
-        show_default=True,
         help="Most prompt tokens that wait. 0: any number.",
     ),
     _preemption(
         "--preemption-trigger",
         type=_choice(choices.PreemptionTrigger),
-        default="shortage",
-        show_default=True,
         help="Preempt when a block is lacking, or only when nothing else can run.",
     ),
     _preemption(
         "--preemption-mode",
         type=_choice(choices.PreemptionMode),
-        default="recompute",
-        show_default=True,
         help="What a victim does to come back; auto: the cheaper, measured at start.",
     ),
     _preemption(
         "--preemption-extent",
         type=_choice(choices.PreemptionExtent),
-        default="whole",
-        show_default=True,
         help="Whether a victim gives up all its blocks, or only the last ones that are needed.",
     ),
     _preemption(
         "--preemption-victim",
         type=_choice(choices.PreemptionVictim),
-        default="newest",
-        show_default=True,
         help="Who yields.",
     ),
     _preemption(
         "--max-preemptions",
         type=int,
-        default=0,
-        show_default=True,
         help="Most times that one request yields; 0: any number.",
     ),
     _other(
         "--enable-prefix-caching/--no-enable-prefix-caching",
-        default=True,
-        show_default=True,
         help="Reuse the KV blocks of equal beginnings of prompts.",
     ),
     _other(
         "--seed",
         type=int,
-        default=0,
-        show_default=True,
         help="Seed of the requests that bring none.",
     ),
     _other(
@@ -269,21 +232,9 @@ def engine_options(command: Command) -> Command:
 
 def pop_engine_options(given: dict[str, Any]) -> EngineOptions:
     """Take what `engine_options` added out of a command's parameters."""
-    given["host_cache_memory"] = _host_bytes(given.pop("swap_space"), given["host_cache_memory"])
     given["tenants"] = _by_name(given["tenants"])
     names = [name for name in EngineOptions.__dataclass_fields__ if name in given]
     return EngineOptions(**{name: given.pop(name) for name in names})
-
-
-def _host_bytes(swap_space_gib: float | None, host_cache_memory: int | None) -> int | None:
-    if swap_space_gib is None:
-        return host_cache_memory
-    if host_cache_memory is not None:
-        raise ConfigError("--swap-space and --host-cache-memory are one: give one of them")
-    if not isfinite(swap_space_gib) or swap_space_gib < 0:
-        raise ConfigError(f"--swap-space must be a number of GiB, got {swap_space_gib:g}")
-    # vLLM's users write 0 for "none".
-    return int(swap_space_gib * BYTES_PER_GIB) or None
 
 
 def _by_name(tenants: tuple[tuple[str, TenantConfig], ...]) -> dict[str, TenantConfig]:

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from everbatch.assemble.options import DEFAULT_KV_CACHE_BYTES, EngineOptions, scheduler_config
+from everbatch.assemble.options import (
+    DEFAULT_KV_CACHE_BYTES,
+    MAX_SWAP_SPACE_GIB,
+    EngineOptions,
+    scheduler_config,
+)
 from everbatch.assemble.resolved import ResolvedOptions
 from everbatch.base.errors import ConfigError
 from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
@@ -107,6 +112,21 @@ def test_host_tier_is_sized_in_bytes_or_blocks() -> None:
     assert resolve().num_host_blocks == 0
 
 
+def test_swap_space_is_the_host_tier_in_gib() -> None:
+    assert resolve(swap_space=1).num_host_blocks == (1 << 30) // BLOCK_BYTES
+    assert resolve(swap_space=0.5, preemption_mode="swap").num_host_blocks == 512
+    assert resolve(swap_space=0).num_host_blocks == 0
+    assert resolve(swap_space=4, num_host_blocks=2).num_host_blocks == 2
+
+
+def test_swap_space_at_its_limit_and_beyond() -> None:
+    at_limit = EngineOptions(swap_space=MAX_SWAP_SPACE_GIB)
+
+    assert at_limit.host_cache_bytes == MAX_SWAP_SPACE_GIB << 30
+    with pytest.raises(ConfigError, match=r"--swap-space must be .* in \[0, 1,048,576\], got 1"):
+        EngineOptions(swap_space=MAX_SWAP_SPACE_GIB + 1)
+
+
 def test_host_tier_may_take_all_that_the_kv_cache_leaves_and_no_more() -> None:
     free = 100 * BLOCK_BYTES
 
@@ -149,6 +169,11 @@ def test_swapping_without_a_host_tier_is_refused(mode: str) -> None:
         ({"preemption_trigger": ""}, "preemption_trigger"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching"),
         ({"num_host_blocks": -1}, r"num_host_blocks must lie in \[0, "),
+        ({"swap_space": -0.5}, r"--swap-space must be a number of GiB in \[0, .*got -0.5"),
+        ({"swap_space": float("nan")}, "--swap-space must be a number of GiB.*got nan"),
+        ({"swap_space": "4"}, "swap_space must be a number of GiB, not '4'"),
+        ({"swap_space": True}, "swap_space must be a number of GiB, not True"),
+        ({"swap_space": 1, "host_cache_memory": 1}, "--swap-space and --host-cache-memory are one"),
         ({"host_cache_memory": 0}, "host_cache_memory must be at least 1 byte, got 0"),
         ({"min_prefill_tokens": 513}, "min_prefill_tokens 513 is above max_num_batched_tokens 512"),
         ({"batching": "dynamic"}, "batching must be one of continuous, static, got 'dynamic'"),
@@ -178,6 +203,7 @@ def test_impossible_wish_is_refused_before_there_is_a_model(
         ({"kv_cache_memory": FREE_BYTES + 1}, r"more than the 1,024.0 GiB of memory .* ask for"),
         ({"kv_cache_memory": BLOCK_BYTES - 1}, r"holds no block: one block .* 1.0 MiB .*raise it"),
         ({"num_blocks": (1 << 20) + 1}, r"--num-blocks 1,048,577 .* at most 1,048,576"),
+        ({"swap_space": 0.0001}, r"--swap-space .* holds no block.*raise it"),
         (
             {"host_cache_memory": BLOCK_BYTES - 1},
             r"--host-cache-memory .* holds no block.*raise it",

@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import click
 import pytest
 
 from everbatch import __version__
+from everbatch.assemble.options import EngineOptions
 from everbatch.cli.main import COMMANDS
 from everbatch.cli.options import engine_options, pop_engine_options
 from everbatch.scheduler.config import TenantConfig
@@ -154,8 +156,22 @@ def test_engine_options_become_what_they_say() -> None:
     options = pop_engine_options(given)
 
     assert options.tenants == {"a": TenantConfig(2.0, 30), "b": TenantConfig(0.5)}
-    assert (options.host_cache_memory, options.policy) == (512 << 20, "vtc")
+    assert (options.host_cache_bytes, options.policy) == (512 << 20, "vtc")
     assert given == {}
+
+
+def test_without_flags_every_engine_option_has_its_own_default() -> None:
+    given: dict[str, object] = {}
+
+    @click.command()
+    @engine_options
+    def command(**flags: object) -> None:
+        given.update(flags)
+
+    command.main([], standalone_mode=False)
+
+    assert set(given) == {item.name for item in fields(EngineOptions)}
+    assert pop_engine_options(given) == EngineOptions()
 
 
 def test_impossible_engine_option_is_known_to_generate_too() -> None:
