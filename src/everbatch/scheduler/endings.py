@@ -141,6 +141,8 @@ class Endings:
         self.release_blocks(request)
         self.release_host_blocks(request)
         del state.requests[request.id]
+        if state.ledger is not None:
+            state.ledger.depart(request.tenant)
         request.finish_reason = reason
         request.move_to(RequestStatus.FINISHED)
         self._report_end(request, reason, now_ns)

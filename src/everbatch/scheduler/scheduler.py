@@ -82,6 +82,8 @@ class Scheduler:
         state.rates.accept(request.tenant, now_ns)
         for sample in self._samples(request, num_samples):
             state.requests[sample.id] = sample
+        if state.ledger is not None:
+            state.ledger.arrive(request.tenant, num_samples, state.decodes.num_steps)
         if self.config.enable_prefix_caching:
             request.chain = ContentChain(root_digest(request.cache_salt), self.config.block_size)
         if request.deadline_ns is not None:
