@@ -13,7 +13,7 @@ block that filled. Sources: Orca (iteration-level scheduling, section 3.1), Page
 """
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from everbatch.base.events import Event, StepFailed
 from everbatch.kv_cache.content import ContentChain, root_digest
@@ -33,7 +33,7 @@ from everbatch.scheduler.plan_writer import PlanWriter
 from everbatch.scheduler.planner import Planner
 from everbatch.scheduler.preemption import choose_victim
 from everbatch.scheduler.report import DeferralLog, arrived_event, rejected_event, step_event
-from everbatch.scheduler.request import FinishReason, Request, SampleGroup
+from everbatch.scheduler.request import FinishReason, Request, RequestStatus, SampleGroup
 from everbatch.scheduler.state import SchedulerState
 
 
@@ -87,7 +87,7 @@ class Scheduler:
         if self.config.enable_prefix_caching:
             request.chain = ContentChain(root_digest(request.cache_salt), self.config.block_size)
         if request.deadline_ns is not None:
-            heappush(state.deadlines, (request.deadline_ns, request.arrival_number, request))
+            self._note_deadline(request, request.deadline_ns)
         self._lifecycle.enqueue(request)
         self._events.append(arrived_event(request, num_samples, now_ns))
         return None
@@ -113,13 +113,9 @@ class Scheduler:
         deadlines = self.state.deadlines
         while deadlines and deadlines[0][0] < now_ns:
             _, _, request = heappop(deadlines)
-            group = request.group
-            if group is not None and group.samples:
-                # The first sample may have ended before the others.
-                request = group.leader
-            # A member of a static batch may hold a slot and have got no token yet.
-            if request.last_served_step == 0:
-                self._endings.retire_together(request, FinishReason.DEADLINE, now_ns)
+            unserved = _unserved(request)
+            if unserved is not None:
+                self._endings.retire_together(unserved, FinishReason.DEADLINE, now_ns)
 
     def schedule(self, now_ns: int) -> StepPlan | NothingToRun:
         """Plan the next step. The plan must be applied or rolled back before the next call."""
@@ -259,6 +255,14 @@ class Scheduler:
             )
         )
 
+    def _note_deadline(self, request: Request, deadline_ns: int) -> None:
+        """Let a request expire; deadlines that are void are dropped once they are most of all."""
+        state = self.state
+        heappush(state.deadlines, (deadline_ns, request.arrival_number, request))
+        if len(state.deadlines) > 2 * len(state.requests) + 16:
+            state.deadlines = [entry for entry in state.deadlines if _unserved(entry[2])]
+            heapify(state.deadlines)
+
     def _samples(self, request: Request, num_samples: int) -> list[Request]:
         """Give the requests that the scheduler runs for one: itself, or its samples."""
         if num_samples == 1:
@@ -361,3 +365,14 @@ class Scheduler:
         num_dropped += self._lifecycle.retire_failed(draft, outcome, now_ns)
         self._lifecycle.finish_step(outcome, (*ended_in_prefill, *ended), full, now_ns)
         return num_dropped
+
+
+def _unserved(request: Request) -> Request | None:
+    """Give a request if it is live and has got no token; of samples the first that lives.
+
+    A member of a static batch may hold a slot and have got no token yet.
+    """
+    if request.group is not None and request.group.samples:
+        request = request.group.leader
+    is_live = request.status is not RequestStatus.FINISHED
+    return request if is_live and request.last_served_step == 0 else None
