@@ -31,6 +31,7 @@ from everbatch.server.app import create_app
 from everbatch.server.bridge import AsyncEngine
 from everbatch.server.metrics import ServerMetrics
 from everbatch.server.run import bind_socket, serve
+from everbatch.server.served import ServedModel
 from everbatch.server.settings import ServerSettings
 from everbatch.tokenizer.parts import TokenizerParts
 from everbatch.tokenizer.tokenizer import Tokenizer
@@ -265,14 +266,12 @@ def make_harness(
     config = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "num_blocks": 64}
     clock, executor = StepClock(), executor or SpeakingExecutor()
     core = Engine(SchedulerConfig(**{**config, "max_model_len": 512, **scheduler}), executor, clock)
-    tokenizer = byte_tokenizer(template)
-    server = ServerSettings(
-        model_name=MODEL, version="0.0-test", vocab_size=EOS + 1, **(settings or {})
-    )
+    model = ServedModel(MODEL, EOS + 1, byte_tokenizer(template))
+    server = ServerSettings(version="0.0-test", **(settings or {}))
     metrics = ServerMetrics(MODEL, core.stats())
     engine = AsyncEngine(core, metrics, clock, max_pending_requests=server.max_pending_requests)
     lines: list[str] = []
-    app = create_app(engine, tokenizer, tokenizer.chat_template, server, clock, lines.append)
+    app = create_app(engine, model, server, clock, lines.append)
     return Harness(app, engine, core, executor, server, lines)
 
 

@@ -107,7 +107,7 @@ class Answering:
         engine = self.served.engine
         return Generation(
             choice,
-            TextStream(self.served.tokenizer, prompt.sampling),
+            TextStream(self.served.model.tokenizer, prompt.sampling),
             self.channel,
             lambda reason: engine.abort(sample_id, reason),
             self.api.prompt_field,
@@ -221,7 +221,7 @@ def _logprobs(answering: Answering) -> Logprobs | None:
     num_top = answering.common.sampling.logprobs
     if num_top is None:
         return None
-    return answering.api.logprobs(answering.served.tokenizer, num_top)
+    return answering.api.logprobs(answering.served.model.tokenizer, num_top)
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

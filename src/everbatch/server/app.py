@@ -20,19 +20,16 @@ from everbatch.server.errors import ApiError
 from everbatch.server.http_body import LastWords
 from everbatch.server.request_id import HEADER, RequestIdMiddleware, request_id
 from everbatch.server.routes import make_router
-from everbatch.server.served import Served, ServerClock
+from everbatch.server.served import Served, ServedModel, ServerClock
 from everbatch.server.settings import ServerSettings
 from everbatch.server.status_line import print_status
-from everbatch.tokenizer.chat_template import ChatTemplate
-from everbatch.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger("everbatch.server")
 
 
 def create_app(
     engine: AsyncEngine,
-    tokenizer: Tokenizer,
-    chat_template: ChatTemplate,
+    model: ServedModel,
     settings: ServerSettings,
     clock: ServerClock,
     print_line: Callable[[str], None] | None = None,
@@ -41,7 +38,7 @@ def create_app(
 
     `print_line` gets a status line every settings.status_interval_s while something runs.
     """
-    served = Served(engine, tokenizer, chat_template, settings, clock, clock.unix_seconds())
+    served = Served(engine, model, settings, clock, clock.unix_seconds())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

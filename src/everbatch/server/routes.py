@@ -131,7 +131,7 @@ class _Routes:
     def _checked(self, common: Common, request: Request) -> Common:
         """Check what needs no prompt, and take in what stands in the headers."""
         _check_model(self._served, common.model)
-        check_sampling_ids(common.sampling, self._served.settings.vocab_size)
+        check_sampling_ids(common.sampling, self._served.model.vocab_size)
         check_priority(common.priority, self._served.engine.config.policy)
         return with_headers(common, request.headers)
 
@@ -154,22 +154,22 @@ class _Routes:
         return await asyncio.to_thread(self._render_and_encode, wanted)
 
     def _render_and_encode(self, wanted: ChatRequest) -> Sequence[int]:
-        text = self._served.chat_template.render(
+        text = self._served.model.tokenizer.chat_template.render(
             wanted.messages,
             now=datetime.fromtimestamp(self._served.clock.unix_seconds()),
             variables=wanted.template_variables,
         )
         # The template writes the special tokens itself.
-        return self._served.tokenizer.encode(text, add_special_tokens=False)
+        return self._served.model.tokenizer.encode(text, add_special_tokens=False)
 
     async def _encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        encode = self._served.tokenizer.encode
+        encode = self._served.model.tokenizer.encode
         if len(text) <= MAX_INLINE_CHARACTERS:
             return encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
 
     def _prompt(self, token_ids: Sequence[int], sampling: SamplingParams) -> Prompt:
-        check_token_ids(token_ids, self._served.settings.vocab_size)
+        check_token_ids(token_ids, self._served.model.vocab_size)
         num_left = self._served.engine.max_output_tokens(len(token_ids), sampling.n)
         check_min_tokens(sampling, num_left)
         return Prompt(token_ids, sampling)
@@ -187,7 +187,7 @@ class _Routes:
             served=served,
             common=common,
             api=api,
-            head=Head(answer_id, served.clock.unix_seconds(), served.settings.model_name),
+            head=Head(answer_id, served.clock.unix_seconds(), served.model.name),
             prompts=prompts,
             channel=Channel(len(prompts) * common.sampling.n),
         )
@@ -197,7 +197,7 @@ class _Routes:
 
     def _model(self) -> dict[str, object]:
         return {
-            "id": self._served.settings.model_name,
+            "id": self._served.model.name,
             "object": "model",
             "created": self._served.started_at,
             "owned_by": "everbatch",
@@ -218,7 +218,7 @@ async def _within_borders(request: Request, kind: str, work: Work) -> Response:
 
 
 def _check_model(served: Served, wanted: str | None) -> None:
-    name = served.settings.model_name
+    name = served.model.name
     if wanted is not None and wanted != name:
         raise ApiError(
             HTTPStatus.NOT_FOUND,

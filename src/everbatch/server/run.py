@@ -1,7 +1,7 @@
 """Listening, and stopping in order.
 
-Belongs here: the socket, uvicorn, signals. Not here: the application. Called by assemble, which
-binds the socket before it loads a model: a port in use is known at once.
+Belongs here: the socket, uvicorn, signals. Not here: the application. `everbatch serve` binds the
+socket before it loads a model, so a port in use is known at once; assemble then serves on it.
 
 The first SIGTERM or SIGINT: new requests get 503, running ones have the grace time to finish, what
 is left then ends with finish_reason "abort" and an error. The second: the server stops at once.

@@ -1,6 +1,6 @@
 """What the routes share: the parts that one server is made of.
 
-Belongs here: the record. Not here: making it (app.py).
+Belongs here: the records. Not here: making them (app.py, assemble).
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from typing import Protocol
 from everbatch.base.clock import Clock
 from everbatch.server.bridge import AsyncEngine
 from everbatch.server.settings import ServerSettings
-from everbatch.tokenizer.chat_template import ChatTemplate
 from everbatch.tokenizer.tokenizer import Tokenizer
 
 
@@ -20,12 +19,23 @@ class ServerClock(Clock, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model as clients see it: its name, and its text side.
+
+    vocab_size: token ids that the network knows; those of the tokenizer may be fewer.
+    """
+
+    name: str
+    vocab_size: int
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
-    """One server: its engine, its text side, its settings and its clock."""
+    """One server: its engine, the model, its settings and its clock."""
 
     engine: AsyncEngine
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
+    model: ServedModel
     settings: ServerSettings
     clock: ServerClock
     started_at: int

@@ -1,7 +1,8 @@
 """The server's own settings and limits.
 
-Belongs here: what concerns HTTP. Not here: the engine's configuration. Made by whoever assembles
-the server, read by the application, its routes and the runner.
+Belongs here: what concerns HTTP. Not here: the engine's configuration, what is known of the model
+(served.py). Made by whoever assembles the server, before there is a model; read by the application,
+its routes and the runner.
 """
 
 from dataclasses import dataclass
@@ -9,23 +10,23 @@ from dataclasses import dataclass
 from everbatch.base.errors import ConfigError
 
 MEBIBYTE = 1 << 20
+MAX_SECONDS = 86_400
+"""Beyond a day timers may overflow, and nobody waits that long."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Names and limits of one server; raises ConfigError when one is impossible.
 
-    model_name is what /v1/models lists and what requests may call the model, vocab_size how many
-    token ids it knows (the tokenizer may know fewer). max_body_bytes bounds a request's body,
-    max_prompts the prompts in it, max_choices the answers to them. max_pending_requests bounds what
-    waits to be handed to the engine, not what waits in it. shutdown_grace_s is what running
-    requests get to finish once the server is told to stop. status_interval_s is the pause between
-    status lines.
+    served_model_name is what /v1/models lists and what requests may call the model, None: the name
+    under which it was found. max_body_bytes bounds a request's body, max_prompts the prompts in it,
+    max_choices the answers to them. max_pending_requests bounds what waits to be handed to the
+    engine, not what waits in it. shutdown_grace_s is what running requests get to finish once the
+    server is told to stop. status_interval_s is the pause between status lines.
     """
 
-    model_name: str
     version: str
-    vocab_size: int
+    served_model_name: str | None = None
     max_body_bytes: int = 4 * MEBIBYTE
     max_prompts: int = 128
     max_choices: int = 1_024
@@ -34,13 +35,18 @@ class ServerSettings:
     status_interval_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not self.model_name:
-            raise ConfigError("the served model needs a name: give --served-model-name")
-        limits = ("max_body_bytes", "max_prompts", "max_choices", "max_pending_requests")
-        for name in ("vocab_size", *limits):
+        if self.served_model_name == "":
+            raise ConfigError("the served model needs a name: give one with --served-model-name")
+        for name in ("max_body_bytes", "max_prompts", "max_choices", "max_pending_requests"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.shutdown_grace_s >= 0:
-            raise ConfigError(f"shutdown_grace_s must not be negative, got {self.shutdown_grace_s}")
-        if not self.status_interval_s > 0:
-            raise ConfigError(f"status_interval_s must be above 0, got {self.status_interval_s}")
+        if not 0 <= self.shutdown_grace_s <= MAX_SECONDS:
+            raise ConfigError(
+                f"--shutdown-grace must lie in [0, {MAX_SECONDS}] seconds, got "
+                f"{self.shutdown_grace_s:g}"
+            )
+        if not 0 < self.status_interval_s <= MAX_SECONDS:
+            raise ConfigError(
+                f"--status-interval must lie in (0, {MAX_SECONDS}] seconds, got "
+                f"{self.status_interval_s:g}"
+            )

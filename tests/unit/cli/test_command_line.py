@@ -188,7 +188,7 @@ def test_impossible_engine_option_is_known_to_generate_too() -> None:
         (["--shutdown-grace", "-1"], ["--shutdown-grace", "[0, 86400] seconds", "-1"]),
         (["--shutdown-grace", "nan"], ["--shutdown-grace", "nan"]),
         (["--shutdown-grace", "inf"], ["--shutdown-grace", "inf"]),
-        (["--status-interval", "0"], ["status_interval_s must be above 0"]),
+        (["--status-interval", "0"], ["--status-interval must lie in (0, 86400]", "got 0"]),
         (["--status-interval", "inf"], ["--status-interval", "inf"]),
         (["--served-model-name", ""], ["--served-model-name"]),
     ],
