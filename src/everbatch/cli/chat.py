@@ -25,7 +25,7 @@ EXIT_INCOMPLETE = 1
 HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C ends an answer."
 
 
-@click.command("chat", short_help="Talk to a running server in the terminal.")
+@click.command("chat")
 @click.argument("url", default=DEFAULT_URL)
 @click.option("--model", help="Model to ask for. Default: the one that is served.")
 @click.option("--system", help="System message to begin with.")

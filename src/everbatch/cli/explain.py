@@ -32,7 +32,7 @@ WHEN_WIDTH = 18
 LENGTH_WIDTH = 10
 
 
-@click.command("explain", short_help="Say why a request waited, from a log or a server.")
+@click.command("explain")
 @click.argument("source", metavar="LOG|URL")
 @click.argument("request", required=False)
 @click.option(

@@ -33,9 +33,7 @@ EXIT_INCOMPLETE = 1
 EXIT_INTERRUPTED = 130
 
 
-@click.command(
-    "generate", cls=SectionedCommand, short_help="Answer a file of prompts and write JSON Lines."
-)
+@click.command("generate", cls=SectionedCommand)
 @engine_options
 @click.option(
     "--prompts",
