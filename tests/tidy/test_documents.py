@@ -4,10 +4,12 @@ import ast
 import dataclasses
 import re
 import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from repository import PACKAGE, ROOT, repository_files, shown, text_of
+from repository import PACKAGE, ROOT, code_files, repository_files, shown, text_of, tree_of
 
 from everbatch.base.eventlog import event_line, read_events, read_header
 from everbatch.base.events import EVENT_TYPES
@@ -21,6 +23,8 @@ EVENTS = ROOT / "docs" / "events.md"
 INVARIANTS = ROOT / "docs" / "invariants.md"
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# `Scheduler.rollback`, `LLM.generate(...)`; a class has a small letter somewhere.
+NAMED_MEMBER = re.compile(r"`([A-Z]\w*[a-z]\w*|LLM)\.([a-z_]\w*)(?=[`(])")
 NAMED_PATH = re.compile(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.(?:py|md|toml|json))`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -44,6 +48,34 @@ def test_files_that_are_named_exist(document):
         if not any((place / name).exists() for place in places)
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+def test_members_that_are_named_exist(document):
+    missing = [
+        f"{owner}.{member}"
+        for owner, member in NAMED_MEMBER.findall(text_of(document))
+        if member not in _members().get(owner, ())
+    ]
+    assert missing == []
+
+
+def test_members_of_classes_are_found():
+    assert NAMED_MEMBER.findall("`Scheduler.rollback(plan)`, `LLM.chat`, `README.md`") == [
+        ("Scheduler", "rollback"),
+        ("LLM", "chat"),
+    ]
+    assert {"rollback", "config"} <= _members()["Scheduler"]
+    assert "replay" not in _members()["Scheduler"]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/architecture.md"])
+def test_the_layers_are_those_that_are_checked(name):
+    contracts = tomllib.loads(text_of(ROOT / "pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["id"] == "layers"]
+    words = " ".join(text_of(ROOT / name).replace("`", "").split())
+
+    assert " → ".join(layers) in words
 
 
 def test_the_commands_of_the_readme_are_in_the_makefile():
@@ -134,6 +166,28 @@ def test_every_decision_is_listed():
 
     assert listed == files
     assert [name[:4] for name in files] == [f"{n:04}" for n in range(1, len(files) + 1)]
+
+
+@cache
+def _members() -> dict[str, set[str]]:
+    """Give the methods, fields and attributes of each class of the code, by its name."""
+    members: dict[str, set[str]] = {}
+    for path in code_files():
+        for owner in ast.walk(tree_of(path)):
+            if isinstance(owner, ast.ClassDef):
+                members.setdefault(owner.name, set()).update(_names_in(owner))
+    return members
+
+
+def _names_in(owner: ast.ClassDef) -> Iterator[str]:
+    for node in ast.walk(owner):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
 
 
 def _leads_somewhere(document: Path, target: str) -> bool:
