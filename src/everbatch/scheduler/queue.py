@@ -9,9 +9,10 @@ add and remove; made by policy.py.
     TenantQueue   one line a tenant, the least served tenant first (VTC)
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heapreplace, merge
+from itertools import chain
 from typing import Protocol
 
 from everbatch.scheduler.request import Request
@@ -52,57 +53,70 @@ class WaitingQueue(Protocol):
 
 _Entry = tuple[Key, Request]
 
+MAX_RUN = 1_024
+"""Entries of a run: inserting into one moves 8 KiB at most, and a million fit 2,000 runs."""
+
 
 class SortedQueue:
-    """Adds, removes and finds the head in O(log n) amortised; goes through in order.
+    """Adds, removes and finds the head in O(log n); goes through in order.
 
-    A sorted list with removed entries left in place until they are the majority: arrivals append,
-    heads are skipped, and the memory moved by the rare insertion near the front is contiguous.
+    Sorted runs of bounded length, one after the other. One sorted list moved 480 kB for each
+    arrival near the head of 60,000, under srpt a fifth of a step; a heap does not go through in
+    order. Source of the shape: sortedcontainers, SortedList.
     """
 
     def __init__(self, key: Callable[[Request], int]) -> None:
         self._key = key
-        self._order: list[_Entry] = []
-        self._head = 0
-        self._entries: dict[Request, _Entry] = {}
+        self._runs: list[list[_Entry]] = []
+        """None is empty."""
+        self._lasts: list[Key] = []
+        """The last key of each run."""
+        self._keys: dict[Request, Key] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._keys)
 
     def __contains__(self, request: object) -> bool:
-        return request in self._entries
+        return request in self._keys
 
     def push(self, request: Request) -> None:
-        assert request not in self._entries
+        assert request not in self._keys
         key = (self._key(request), request.arrival_number, request.sample)
-        entry = (key, request)
-        self._entries[request] = entry
-        insort(self._order, entry, lo=self._head, key=_key_of)
+        self._keys[request] = key
+        if not self._runs or (len(self._runs[-1]) == MAX_RUN and key > self._lasts[-1]):
+            self._runs.append([(key, request)])
+            self._lasts.append(key)
+            return
+        # Who comes after all others goes to the end of the last run.
+        index = min(bisect_left(self._lasts, key), len(self._runs) - 1)
+        run = self._runs[index]
+        # Keys are unique, so that requests are never compared.
+        insort(run, (key, request))
+        self._lasts[index] = run[-1][0]
+        if len(run) > MAX_RUN:
+            half = len(run) // 2
+            self._runs[index : index + 1] = [run[:half], run[half:]]
+            self._lasts.insert(index, run[half - 1][0])
 
     def remove(self, request: Request) -> None:
-        del self._entries[request]
-        while self._head < len(self._order) and not self._is_live(self._order[self._head]):
-            self._head += 1
-        num_left = len(self._order) - self._head
-        if 2 * len(self._entries) < num_left or 2 * self._head > len(self._order):
-            self._order = [entry for entry in self._order if self._is_live(entry)]
-            self._head = 0
+        key = self._keys.pop(request)
+        index = bisect_left(self._lasts, key)
+        run = self._runs[index]
+        del run[bisect_left(run, (key,))]
+        if run:
+            self._lasts[index] = run[-1][0]
+        else:
+            del self._runs[index], self._lasts[index]
 
     def in_order(self, step: int, granted: Granted) -> Iterator[Request]:
         return (request for _, request in self.entries())
 
     def peek(self, step: int) -> Request | None:
-        return next((request for _, request in self.entries()), None)
+        return self._runs[0][0][1] if self._runs else None
 
     def entries(self) -> Iterator[_Entry]:
         """Go through (key, request) in order."""
-        for position in range(self._head, len(self._order)):
-            entry = self._order[position]
-            if self._is_live(entry):
-                yield entry
-
-    def _is_live(self, entry: _Entry) -> bool:
-        return self._entries.get(entry[1]) is entry
+        return chain.from_iterable(self._runs)
 
 
 class AgingQueue:

@@ -1,8 +1,11 @@
 """The queue: arrival order whatever the order of coming, removal from anywhere."""
 
+from bisect import insort
+from random import Random
+
 import pytest
 
-from everbatch.scheduler.queue import SortedQueue
+from everbatch.scheduler.queue import MAX_RUN, SortedQueue
 from everbatch.scheduler.request import Request
 
 
@@ -108,3 +111,30 @@ def test_who_does_not_wait_cannot_be_removed():
 
     with pytest.raises(KeyError):
         queue.remove(request(1))
+
+
+@pytest.mark.parametrize("spread", [1, 3, 10_000])
+def test_a_long_queue_is_in_order_however_it_turns_over(spread):
+    # As srpt's: keys repeat, newcomers go anywhere; heads leave, and some from the middle.
+    draw = Random(spread)
+    queue = SortedQueue(lambda one: one.num_prompt_tokens)
+    expected = []
+    for number in range(8 * MAX_RUN):
+        one = request(number)
+        one.num_prompt_tokens = draw.randrange(spread)
+        queue.push(one)
+        insort(expected, (one.num_prompt_tokens, number, one))
+        if number > 3 * MAX_RUN:
+            grows = number < 6 * MAX_RUN
+            for _ in range(draw.randrange(2 if grows else 4)):
+                place = draw.choice([0, 0, draw.randrange(len(expected))])
+                queue.remove(expected.pop(place)[2])
+        assert queue.peek(0) is expected[0][2]
+        if number % 997 == 0:
+            assert list(queue.in_order(0, lambda one: 0)) == [entry[2] for entry in expected]
+
+    while expected:
+        assert queue.peek(0) is expected[0][2]
+        queue.remove(expected.pop(0)[2])
+    assert len(queue) == 0
+    assert queue.peek(0) is None
