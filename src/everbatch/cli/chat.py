@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from everbatch.base.errors import ConfigError, EverbatchError
+from everbatch.cli.server_url import base_url
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S = 5.0
@@ -50,7 +51,7 @@ def command(
     # Prompts may be long and queues too, so nothing but connecting has a limit.
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     try:
-        client = httpx.Client(base_url=_base_url(url), headers=headers, timeout=timeout)
+        client = httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout)
     except (httpx.InvalidURL, UnicodeError) as error:
         raise EverbatchError(f"{url!r} is no URL ({error}): try {DEFAULT_URL}") from error
     with client:
@@ -154,12 +155,6 @@ def _message(response: httpx.Response) -> str:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"the server answered {response.status_code} {response.reason_phrase}"
-
-
-def _base_url(url: str) -> str:
-    """Accept host:port, a URL, and a URL that ends in /v1."""
-    with_scheme = url if "://" in url else f"http://{url}"
-    return with_scheme.rstrip("/").removesuffix("/v1")
 
 
 def _check_server(client: httpx.Client, url: str) -> None:

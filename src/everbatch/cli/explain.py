@@ -17,6 +17,7 @@ import click
 
 from everbatch import __version__
 from everbatch.base.errors import ConfigError, EventLogError, EverbatchError
+from everbatch.cli.server_url import base_url, is_server
 from everbatch.diagnose.explain import Explanation, explain
 from everbatch.diagnose.life import Life
 from everbatch.diagnose.log import Ruler
@@ -45,7 +46,7 @@ LENGTH_WIDTH = 10
 def command(
     context: click.Context, source: str, request: str | None, worst: int | None, as_json: bool
 ) -> None:
-    """Tell the life of REQUEST from an event log, or from the server at URL.
+    """Tell the life of REQUEST from an event log, or from the server at URL (or host:port).
 
     Of a request with several samples "ID" tells all of them, "ID/0" one. Without REQUEST: an
     overview of the log. LOG may be - for standard input.
@@ -75,7 +76,7 @@ def command(
 @contextmanager
 def _lines(source: str) -> Iterator[Iterable[str]]:
     """Open a log: a file, standard input, or the last events of a server."""
-    if source.startswith(("http://", "https://")):
+    if is_server(source):
         yield StringIO(_fetch(source))
         return
     if source == STANDARD_INPUT:
@@ -103,7 +104,7 @@ def _naming(source: str) -> Iterator[None]:
 def _fetch(url: str) -> str:
     import httpx
 
-    base = url.rstrip("/").removesuffix("/v1").removesuffix(EVENTS_PATH)
+    base = base_url(url).removesuffix(EVENTS_PATH)
     try:
         answer = httpx.get(base + EVENTS_PATH, timeout=FETCH_TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:

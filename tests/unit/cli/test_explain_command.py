@@ -91,8 +91,9 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
     assert "No such file" in answer.err and "--event-log" in answer.err
 
 
-def test_a_server_that_does_not_answer_is_an_error():
-    answer = everbatch("explain", "http://127.0.0.1:1", "a")
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:1/v1"])
+def test_a_server_that_does_not_answer_is_an_error(url):
+    answer = everbatch("explain", url, "a")
 
     assert (answer.status, answer.out) == (2, "")
     assert "everbatch serve" in answer.err
