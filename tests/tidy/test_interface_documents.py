@@ -1,29 +1,60 @@
 """Every flag (with its default), field, error code and metric of the code is in the documents."""
 
 import ast
+import inspect
 import re
+from dataclasses import fields
 
 import click
 import pytest
 from repository import ROOT, text_of, tree_of
 
+from everbatch import LLM, CompletionOutput, RequestOutput, SamplingParams
+from everbatch.cli.generate import answer_facts
 from everbatch.cli.main import COMMANDS, cli
+from everbatch.cli.prompts import OTHER_KEYS, PROMPT_KEYS, Task
 from everbatch.engine.metrics import EngineStats
 from everbatch.server import chat_messages, openapi, protocol
 from everbatch.server.metrics import ServerMetrics
+from everbatch.server.settings import ServerSettings
 
 README = text_of(ROOT / "README.md")
 API = text_of(ROOT / "docs" / "api.md")
+COMMAND_LINE = text_of(ROOT / "docs" / "command-line.md")
+PYTHON = text_of(ROOT / "docs" / "python.md")
 
 
 def options_of(command: str) -> list[click.Option]:
+    """Give the options of a command and of those below it."""
     found = cli.get_command(click.Context(cli), command)
-    return [param for param in found.params if isinstance(param, click.Option)]
+    below = found.commands.values() if isinstance(found, click.Group) else ()
+    params = [param for one in (found, *below) for param in one.params]
+    return [param for param in params if isinstance(param, click.Option)]
 
 
-def flag_rows() -> dict[str, str]:
-    """Give the README's table of flags: flag to default."""
-    return dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \|", README, re.MULTILINE))
+def flag_rows(text: str = README) -> dict[str, str]:
+    """Give a table of flags, by default the README's: flag to default."""
+    return dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \|", text, re.MULTILINE))
+
+
+def section_of(command: str) -> str:
+    """Give what the command line's document says of a command."""
+    _, _, rest = COMMAND_LINE.partition(f"\n## everbatch {command}\n")
+    return rest.partition("\n## ")[0]
+
+
+def all_said_of(command: str) -> str:
+    """Give the section of a command, and the documents that it leads to."""
+    section = section_of(command)
+    links = re.findall(r"\]\(([\w./-]+\.md)[#)]", section)
+    return section + "".join(text_of((ROOT / "docs" / link).resolve()) for link in links)
+
+
+def told_default(option: click.Option) -> str | None:
+    """Give how a document tells the default of an option; None if it has words of its own."""
+    if isinstance(option.default, bool):
+        return "on" if option.default else "off"
+    return str(option.default) if isinstance(option.default, int | float | str) else None
 
 
 def test_every_flag_of_serve_is_in_the_readme():
@@ -42,10 +73,71 @@ def test_every_flag_of_the_readme_s_table_exists():
 def test_the_readme_tells_the_default(option):
     told = flag_rows()[option.opts[0]]
 
-    if isinstance(option.default, bool):
-        assert told == ("on" if option.default else "off")
-    elif isinstance(option.default, int | float | str):
-        assert told == str(option.default)
+    assert told_default(option) in (None, told)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_of_a_command_is_in_its_section_or_where_that_leads(command):
+    spellings = [name for option in options_of(command) for name in _spellings(option)]
+    text = all_said_of(command)
+
+    assert section_of(command) != ""
+    assert [name for name in spellings if not re.search(rf"`{name}\b", text)] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_s_section_tells_flags_that_exist_and_their_defaults(command):
+    options = {option.opts[0]: option for option in options_of(command)}
+    rows = flag_rows(section_of(command))
+    has_defaults = "| flag | default |" in section_of(command)
+
+    assert sorted(set(rows) - set(options)) == []
+    if has_defaults:
+        defaults = {flag: told_default(options[flag]) for flag in rows}
+        assert [flag for flag in rows if defaults[flag] not in (None, rows[flag])] == []
+
+
+def test_lines_of_prompts_and_answers_are_documented():
+    section = section_of("generate")
+    params = SamplingParams(n=2)
+    task = Task(1, "a", "x", None, params)
+    answer = RequestOutput("a", "x", [1], [CompletionOutput(0, error="why"), CompletionOutput(1)])
+    facts = answer_facts(0, answer, answer.outputs[0], task)
+
+    assert len(facts) == 10
+    for name in (*PROMPT_KEYS, *OTHER_KEYS, *facts):
+        assert f"`{name}`" in section, name
+
+
+@pytest.mark.parametrize("record", [SamplingParams, RequestOutput, CompletionOutput])
+def test_every_field_of_the_python_api_is_documented(record):
+    section = PYTHON.partition(f"\n## {record.__name__}\n")[2].partition("\n## ")[0]
+
+    assert [item.name for item in fields(record) if f"`{item.name}`" not in section] == []
+
+
+def test_every_method_of_the_python_api_is_documented():
+    methods = [
+        name for name, _ in inspect.getmembers(LLM, inspect.isfunction) if not name.startswith("_")
+    ]
+
+    assert "generate" in methods
+    assert [name for name in methods if f"`{name}(" not in PYTHON] == []
+    for name in methods:
+        [told] = re.findall(rf"^\| `{name}\((.*?)\)` \|", PYTHON, re.MULTILINE)
+        named = [one.partition("=")[0].strip() for one in told.split(",") if one.strip() != "*"]
+        wanted = [one for one in inspect.signature(getattr(LLM, name)).parameters if one != "self"]
+        assert [one for one in named if one] == wanted
+
+
+@pytest.mark.parametrize(
+    "limit", ["max_body_bytes", "max_prompts", "max_choices", "max_pending_requests"]
+)
+def test_every_limit_of_the_server_is_documented(limit):
+    value = getattr(ServerSettings("version"), limit)
+    told = f"{value >> 20} MiB" if limit == "max_body_bytes" else f"{value:,}"
+
+    assert told in API
 
 
 def test_serve_s_own_flags_are_the_last_rows():

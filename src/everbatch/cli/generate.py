@@ -144,10 +144,14 @@ def _encoded(llm: "LLM", task: Task) -> list[int]:
 
 
 def _lines(index: int, answer: "RequestOutput", task: Task) -> bytes:
-    return b"".join(_line(index, answer, one, task) for one in answer.outputs)
+    lines = [answer_facts(index, answer, one, task) for one in answer.outputs]
+    return b"".join(msgspec.json.encode(facts) + b"\n" for facts in lines)
 
 
-def _line(index: int, answer: "RequestOutput", completion: "CompletionOutput", task: Task) -> bytes:
+def answer_facts(
+    index: int, answer: "RequestOutput", completion: "CompletionOutput", task: Task
+) -> dict[str, object]:
+    """Give the fields of one answer, as docs/command-line.md tells them."""
     facts: dict[str, object] = {"index": index}
     if task.id is not None:
         facts["id"] = task.id
@@ -163,7 +167,7 @@ def _line(index: int, answer: "RequestOutput", completion: "CompletionOutput", t
     }
     if completion.error is not None:
         facts["error"] = completion.error
-    return msgspec.json.encode(facts) + b"\n"
+    return facts
 
 
 def _opened(path: Path | None) -> FileIO:
