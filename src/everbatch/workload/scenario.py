@@ -18,15 +18,12 @@ from typing import Any
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import MAX_INTEGER, Fields, is_writable, shown
+from everbatch.costs.device import Device
+from everbatch.costs.model import Model
+from everbatch.costs.preemption import preemption_costs
 from everbatch.scheduler.config import SchedulerConfig, TenantConfig
 from everbatch.workload.engine_section import read_engine, read_setting
-from everbatch.workload.presets import (
-    HARDWARE_SIZES,
-    MODEL_SIZES,
-    PresetSpec,
-    preemption_costs,
-    read_preset,
-)
+from everbatch.workload.presets import read_hardware, read_model
 from everbatch.workload.requests import RequestSpec, TimeReader, read_requests
 
 MAX_FILE_BYTES = 256 << 20
@@ -56,8 +53,8 @@ class Scenario:
     requests: tuple[RequestSpec, ...]
     run: RunSpec = field(default_factory=RunSpec)
     clock: str = "steps"
-    hardware: PresetSpec | None = None
-    model: PresetSpec | None = None
+    hardware: Device | None = None
+    model: Model | None = None
 
     def with_run(self, *, horizon: int | None = None, seed: int | None = None) -> "Scenario":
         """Give the scenario with another horizon or seed; None keeps its own."""
@@ -128,8 +125,8 @@ def build_scenario(data: object, name: str) -> Scenario:
         )
     tables.required("requests", "at least one [[requests]]")
     read_time = _time_reader(clock)
-    hardware = read_preset(tables, "hardware", HARDWARE_SIZES)
-    model = read_preset(tables, "model", MODEL_SIZES)
+    hardware = read_hardware(tables)
+    model = read_model(tables)
     return Scenario(
         name=name,
         engine=read_engine(

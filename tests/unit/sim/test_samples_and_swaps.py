@@ -186,18 +186,30 @@ def test_auto_compares_a_block_over_the_link_twice_with_two_flops_a_parameter():
     assert engine.preemption_costs == PreemptionCosts(12_800, 2_000_000)
 
 
+def test_auto_takes_the_sizes_of_known_names_and_numbers_go_before_them():
+    names = {"hardware": {"name": "h100-sxm"}, "model": {"name": "nominal-8b"}}
+    slower = {**names, "hardware": {"name": "h100-sxm", "pcie_bandwidth": 32e9}}
+    costs = [
+        parse_scenario(auto(**tables), "given", "given").engine.preemption_costs
+        for tables in (names, slower)
+    ]
+
+    # A block of 4 tokens of 131,072 bytes, twice over 64 or 32 GB/s; 16 GFLOP at 989 TFLOP/s.
+    assert costs == [PreemptionCosts(16_384, 16_178), PreemptionCosts(32_768, 16_178)]
+
+
 @pytest.mark.parametrize(
     ("tables", "told"),
     [
-        ({}, "give [hardware] flops, pcie_bandwidth"),
-        ({"hardware": HARDWARE}, "give [model] num_params"),
+        ({}, "give [hardware] name, or flops, pcie_bandwidth"),
+        ({"hardware": HARDWARE}, "give [model] name, or num_params"),
         (
-            {"hardware": {"name": "h100-sxm"}, "model": MODEL},
-            'needs [hardware] flops, pcie_bandwidth (the name "h100-sxm" tells no sizes yet',
+            {"hardware": {"name": "h100-sxn"}, "model": MODEL},
+            'there is no device "h100-sxn" (did you mean "h100-sxm"?)',
         ),
         (
-            {"hardware": HARDWARE, "model": {**MODEL, "num_params": 1e9, "name": "x"}, "run": 3},
-            "[run] must be a table",
+            {"hardware": HARDWARE, "model": {**MODEL, "name": "x"}},
+            'there is no model "x"; known are nominal-8b',
         ),
         (
             {"hardware": HARDWARE, "model": {"num_params": 1e9}},

@@ -343,7 +343,7 @@ def test_a_later_setting_counts():
         ("enable_prefix_caching=yes", 'enable_prefix_caching is "yes", it must be true or false'),
         ("policy=best", "policy must be one of fcfs, priority, srpt, vtc"),
         ("watermark=nan", "watermark must lie in [0, 1)"),
-        ("preemption_mode=auto", "give [hardware] flops, pcie_bandwidth"),
+        ("preemption_mode=auto", "give [hardware] name, or flops, pcie_bandwidth"),
     ],
 )
 def test_a_setting_that_is_none_is_refused_by_name(setting, told):
