@@ -1,10 +1,10 @@
 """The documents are true: what they link to, name, promise and show is there."""
 
 import ast
-import dataclasses
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from repository import PACKAGE, ROOT, code_files, repository_files, shown, text_
 from everbatch.base.eventlog import event_line, read_events, read_header
 from everbatch.base.events import EVENT_TYPES
 from everbatch.scheduler.admission import RejectReason
+from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import DeferReason
 from everbatch.scheduler.request import FinishReason
 
@@ -102,7 +103,7 @@ def test_every_event_has_its_section_with_its_fields():
         table = re.search(r"^\| field \|.*?\n\n", sections[f"`{kind}`"], re.M | re.S)[0]
         cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
         named = re.findall(r"`(\w+)`", " ".join(cells))
-        assert sorted(named) == sorted(field.name for field in dataclasses.fields(event_type))
+        assert sorted(named) == sorted(field.name for field in fields(event_type))
 
 
 def test_every_event_s_example_is_what_is_written():
@@ -113,6 +114,13 @@ def test_every_event_s_example_is_what_is_written():
     assert read_header(header)["version"] == 1
     assert [event_line(event) for event in events] == lines
     assert sorted({event.kind for event in events}) == sorted(EVENT_TYPES)
+
+
+def test_the_header_s_example_holds_every_option():
+    [header] = re.findall(r'^\{"event":"header".*\}$', text_of(EVENTS), re.MULTILINE)
+    told = read_header(header)["config"]
+
+    assert list(told.items()) == list(asdict(SchedulerConfig(**told)).items())
 
 
 def test_every_reason_is_explained():
