@@ -1,6 +1,6 @@
-"""All invariants of the block pool in one O(n) function, for tests, simulation and idle time.
+"""All invariants of the block pool in one O(n) function, called by verify_scheduler and by tests.
 
-The numbers are those of docs/invariants.md. Not called on the hot path.
+The numbers are those of docs/invariants.md. Serving does not call it.
 """
 
 from collections import Counter
