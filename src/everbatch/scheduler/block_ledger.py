@@ -5,13 +5,14 @@ Works on a draft, inside the pools' transactions; changes no request. Called by 
 
 from dataclasses import replace
 
-from everbatch.kv_cache.arithmetic import blocks_for, blocks_for_life
+from everbatch.kv_cache.arithmetic import blocks_for
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft, Lack, Yield, YieldKind
 from everbatch.scheduler.plan import Deferral, DeferReason
 from everbatch.scheduler.policy import Policy
-from everbatch.scheduler.preemption import choose_victim, is_protected, is_swap_cheaper
+from everbatch.scheduler.preemption import choose_victim, is_swap_cheaper
 from everbatch.scheduler.request import Request
+from everbatch.scheduler.rights import blocks_of_life, held_blocks
 from everbatch.scheduler.state import SchedulerState
 
 
@@ -25,16 +26,11 @@ class BlockLedger:
 
     def held(self, draft: Draft, request: Request) -> int:
         """Count the blocks of a request with what this plan gives it."""
-        given = len(draft.admitted.get(request, ())) + len(draft.new_blocks.get(request, ()))
-        return len(request.block_table) + given + len(draft.swapped_in.get(request, ()))
+        return held_blocks(draft, request)
 
     def life(self, request: Request) -> int:
         """Count the blocks of a request's whole life; of all samples while they are one (R9)."""
-        blocks = blocks_for_life(
-            request.num_prompt_tokens, request.max_tokens, self._config.block_size
-        )
-        shared = request.num_prompt_tokens // self._config.block_size
-        return blocks + (request.num_slots - 1) * (blocks - shared)
+        return blocks_of_life(request, self._config.block_size)
 
     def still_needed(self, draft: Draft, request: Request) -> int:
         """Give the blocks that a prefill will take for its history after this plan."""
@@ -42,34 +38,9 @@ class BlockLedger:
         return max(0, history - self.held(draft, request))
 
     def entitled(self, draft: Draft, but: Request | None = None) -> int:
-        """Count the blocks that holders have a right to take later: nobody else may have them.
-
-        All holders with admission "reserve", protected ones always.
-        """
-        if self._config.admission == "reserve":
-            holders = (r for r in self._state.slots if r is not None and not r.is_follower)
-            running = (r for r in holders if r not in draft.victims)
-        else:
-            running = (r for r in self._state.protected if r not in draft.victims)
-        admitted = (
-            r
-            for r in draft.admitted
-            if self._config.admission == "reserve" or is_protected(r, self._config)
-        )
-        num_entitled, tails = 0, dict[int, int]()
-        for request in (*running, *admitted):
-            if request is but:
-                continue
-            num_entitled += max(0, self.life(request) - self.held(draft, request))
-            tail = self._shared_tail(draft, request)
-            if tail is not None:
-                tails[tail] = tails.get(tail, 0) + 1
-        # The readers of a tail need a copy each, but the last, who writes in place.
-        own_tail = None if but is None else self._shared_tail(draft, but)
-        for tail, num_readers in tails.items():
-            others = self._state.pool.ref_count(tail) - 1 - int(tail == own_tail)
-            num_entitled += min(num_readers, others)
-        return num_entitled
+        """Count the blocks that holders have a right to take later: nobody else may have them."""
+        rights = self._state.rights
+        return 0 if rights is None else rights.entitled(draft, but)
 
     def shortage(self, draft: Draft) -> int:
         """Give the blocks that should be allocatable for the first who lacks some, at least 1."""
@@ -165,15 +136,6 @@ class BlockLedger:
         if self._state.protected:
             spare -= self.entitled(draft, request)
         return max(0, needed - spare)
-
-    def _shared_tail(self, draft: Draft, request: Request) -> int | None:
-        """Give the last block of a sample if it is not full and others read it too."""
-        if request.group is None or not request.block_table or request in draft.copies:
-            return None
-        tail = request.block_table[-1]
-        size = self._config.block_size
-        is_full = self._state.decodes.computed_tokens(request) == len(request.block_table) * size
-        return tail if not is_full and self._state.pool.ref_count(tail) > 1 else None
 
     def _allocate(self, draft: Draft, request: Request, count: int) -> list[int] | None:
         pool = self._state.pool

@@ -148,9 +148,10 @@ class Endings:
         self._report_end(request, reason, now_ns)
 
     def _report_end(self, request: Request, reason: FinishReason, now_ns: int) -> None:
+        state = self._state
         facts = {
             "t": now_ns,
-            "step": self._state.decodes.num_steps,
+            "step": state.decodes.num_steps,
             "id": request.id,
             "reason": reason.value,
             "output_tokens": request.num_output_tokens,
@@ -165,9 +166,12 @@ class Endings:
         self._events.append(SampleFinished(**facts))  # type: ignore[arg-type]
         group.samples.remove(request)
         group.ended.append(request)
+        if state.rights is not None and group.samples:
+            # Who reads the prompt for all reads it for one less, or has just begun to.
+            state.rights.note(group.leader)
         if not group.samples:
-            del self._state.groups[group.id]
-            self._events.append(_group_finished(group, now_ns, self._state.decodes.num_steps))
+            del state.groups[group.id]
+            self._events.append(_group_finished(group, now_ns, state.decodes.num_steps))
 
     def give_back_slot(self, request: Request, *, masked: bool) -> None:
         """Take a request out of what runs, and its slot from it; a masked slot stays taken."""
@@ -177,6 +181,8 @@ class Endings:
         state.following.pop(request, None)
         state.protected.pop(request, None)
         state.handed_over.pop(request, None)
+        if state.rights is not None:
+            state.rights.forget(request)
         slot, request.slot = request.slot, None
         if slot is None:
             return

@@ -23,7 +23,7 @@ class AdmissionGate:
         self._state = state
         self._pool = state.pool
         self._blocks = blocks
-        self.counts_rights = bool(config.max_preemptions) or config.admission == "reserve"
+        self.counts_rights = state.rights is not None
         """Whether others may have a right to blocks that are free."""
 
     def needed(self, draft: Draft, request: Request, num_held: int, chunk_need: int) -> int:

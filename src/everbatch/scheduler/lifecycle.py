@@ -65,10 +65,7 @@ class Lifecycle:
         state.handed_over.clear()
         for request, hits in draft.admitted.items():
             self._admit(draft, request, hits, plan.step, now_ns)
-        for request, blocks in draft.new_blocks.items():
-            request.block_table += blocks
-        for request, (_, copy) in draft.copies.items():
-            request.block_table[-1] = copy
+        self._append_blocks(draft)
         for request in draft.joined:
             self._join(request)
         for request in draft.turns:
@@ -185,6 +182,16 @@ class Lifecycle:
 
     # Steps of the above
 
+    def _append_blocks(self, draft: Draft) -> None:
+        for request, blocks in draft.new_blocks.items():
+            request.block_table += blocks
+        for request, (_, copy) in draft.copies.items():
+            request.block_table[-1] = copy
+        rights = self._state.rights
+        if rights is not None:
+            for request in (*draft.admitted, *draft.new_blocks):
+                rights.note(request)
+
     def _admit(
         self, draft: Draft, request: Request, hits: list[int], step: int, now_ns: int
     ) -> None:
@@ -260,6 +267,9 @@ class Lifecycle:
             del self._state.following[follower]
         assert leader.group is not None
         leader.group.has_forked = True
+        if self._state.rights is not None:
+            for member in leader.group.samples:
+                self._state.rights.note(member)
 
     def _complete_prefill(self, request: Request, emits: bool, step: int, now_ns: int) -> bool:
         """Move a request whose prefill is done on to DECODE; gives whether it has ended instead."""

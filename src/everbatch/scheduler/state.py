@@ -11,6 +11,7 @@ from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.decode_set import DecodeSet
 from everbatch.scheduler.policy import Policy, make_policy
 from everbatch.scheduler.request import Request, SampleGroup
+from everbatch.scheduler.rights import Rights
 from everbatch.scheduler.tenants import RateLimits, TenantLedger
 
 
@@ -43,6 +44,8 @@ class SchedulerState:
     handed_over: dict[Request, None] = field(default_factory=dict)
     """Samples that go on with the prompt of one that ended, since the last plan that was carried
     out: the executor has yet to give its blocks to their slots."""
+    rights: Rights | None = None
+    """What holders may take later; None where nobody has a right to more than it holds."""
     protected: dict[Request, None] = field(default_factory=dict)
     """Holders of a slot that were preempted as often as allowed; their whole life is reserved."""
     tail_holders: dict[Request, None] = field(default_factory=dict)
@@ -68,8 +71,10 @@ class SchedulerState:
     def empty(cls, config: SchedulerConfig) -> "SchedulerState":
         decodes = DecodeSet(config.block_size)
         ledger = TenantLedger(config.tenants) if config.policy == "vtc" else None
+        pool, groups = BlockPool(config.num_blocks), dict[str, SampleGroup]()
+        has_rights = config.admission == "reserve" or config.max_preemptions > 0
         return cls(
-            pool=BlockPool(config.num_blocks),
+            pool=pool,
             host_pool=BlockPool(config.num_host_blocks) if config.num_host_blocks else None,
             decodes=decodes,
             policy=make_policy(config, decodes, ledger),
@@ -77,6 +82,8 @@ class SchedulerState:
             rates=RateLimits(config.tenants),
             slots=[None] * config.max_num_seqs,
             free_slots=list(range(config.max_num_seqs)),
+            groups=groups,
+            rights=Rights(config, pool, decodes, groups) if has_rights else None,
         )
 
     def take_turn(self) -> int:

@@ -6,7 +6,6 @@ The numbers are those of docs/invariants.md. Not called on the hot path.
 from everbatch.base.invariant import check
 from everbatch.kv_cache.arithmetic import blocks_for
 from everbatch.kv_cache.verify import verify_pool
-from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.draft import Draft
 from everbatch.scheduler.plan import StepPlan
 from everbatch.scheduler.preemption import is_protected
@@ -119,9 +118,16 @@ def _verify_reservations(scheduler: Scheduler) -> None:
                 id=request.id,
                 preemptions=request.num_preemptions,
             )
-    if config.max_preemptions == 0 and config.admission != "reserve":
+    if state.rights is None:
         return
-    entitled = BlockLedger(config, state, state.policy).entitled(Draft())
+    entitled = state.rights.entitled(Draft())
+    recounted = state.rights.recounted(request for request in state.slots if request is not None)
+    check(
+        entitled == recounted,
+        "the sum of rights is not that of the holders",
+        kept=entitled,
+        recounted=recounted,
+    )
     check(
         entitled <= state.pool.num_allocatable,
         "more blocks are reserved than there are",

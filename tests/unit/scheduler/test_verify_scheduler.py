@@ -101,11 +101,16 @@ def test_more_rights_than_blocks_are_seen():
     world.arrive()
     world.step()
     state = world.engine.scheduler.state
-    state.requests["a"].block_table += state.pool.allocate(1)
+    first = state.requests["a"]
+    first.block_table += state.pool.allocate(1)
+    with pytest.raises(InvariantViolation, match="the sum of rights is not that of the holders"):
+        verify_scheduler(world.engine.scheduler)
+    state.rights.note(first)
     verify_scheduler(world.engine.scheduler)
 
+    first.max_tokens += 8
+    state.rights.note(first)
     with pytest.raises(InvariantViolation, match="more blocks are reserved than there are"):
-        state.requests["a"].max_tokens += 8
         verify_scheduler(world.engine.scheduler)
 
 
