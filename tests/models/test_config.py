@@ -50,7 +50,7 @@ def hf_with(key: str, value: Any) -> dict[str, Any]:
 
 
 def test_llama_reads_its_sizes_and_switches() -> None:
-    config = from_hf(hf(bos_token_id=1, eos_token_id=2, tie_word_embeddings=True), name="tiny")
+    config = from_hf(hf(eos_token_id=2, tie_word_embeddings=True), name="tiny")
 
     assert config == ModelConfig(
         architecture="llama",
@@ -65,7 +65,6 @@ def test_llama_reads_its_sizes_and_switches() -> None:
         max_model_len=2048,
         tie_word_embeddings=True,
         rope=RopeConfig(10_000.0),
-        bos_token_id=1,
         eos_token_ids=(2,),
         name="tiny",
     )
@@ -232,7 +231,6 @@ def test_an_impossible_number_is_named(key: str, value: object) -> None:
         ({"attention_bias": 1}, "attention_bias"),
         ({"eos_token_id": -1}, "eos_token_id"),
         ({"eos_token_id": ["2"]}, "eos_token_id"),
-        ({"bos_token_id": 1.5}, "bos_token_id"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor"),

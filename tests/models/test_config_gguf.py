@@ -49,7 +49,6 @@ def test_gguf_metadata_gives_the_same_kind_of_config() -> None:
         rms_norm_eps=1e-5,
         max_model_len=2048,
         rope=RopeConfig(100_000.0),
-        bos_token_id=1,
         eos_token_ids=(2,),
         name="Tiny",
     )

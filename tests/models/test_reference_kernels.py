@@ -5,6 +5,7 @@ Logits here are around 5; float32 against float64 differs by about 1e-5.
 
 import numpy as np
 import pytest
+from models.naive_network import naive_logits
 from models.network_builders import (
     ARCHITECTURES,
     ROPE_SCALINGS,
@@ -16,7 +17,6 @@ from models.network_builders import (
 )
 
 from everbatch.kernels import reference
-from everbatch.models.naive import naive_logits
 
 TOLERANCE = 5e-5
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from everbatch.base.errors import ModelLoadError, UnsupportedModel
 from everbatch.models.config import FrequencyFactors
 from everbatch.models.hf_config import from_hf
-from everbatch.models.weights import load_config, load_model
+from everbatch.models.weights import load_model
 
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
@@ -86,7 +86,6 @@ def test_a_type_is_dequantized_as_the_package_does(tmp_path: Path, kind: str) ->
     model = load_model(write_gguf(tmp_path / "m.gguf", config, tensors, kinds=kinds))
 
     quantization = gguf.GGMLQuantizationType[kind]
-    assert model.stored_types == (kind, "F32")
     for name in kinds:
         stored = gguf.quantize(tensors[name], quantization)
         expected = gguf.dequantize(stored, quantization)
@@ -154,8 +153,9 @@ def test_frequency_factors_become_a_rope_scaling(tmp_path: Path) -> None:
         extra_tensors={"rope_freqs.weight": factors},
     )
 
-    assert load_config(path).rope.scaling == FrequencyFactors(tuple(factors.tolist()))
-    assert load_model(path).config == load_config(path)
+    scaling = load_model(path).config.rope.scaling
+
+    assert scaling == FrequencyFactors(tuple(factors.tolist()))
 
 
 @pytest.mark.parametrize(

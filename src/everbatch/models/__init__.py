@@ -10,7 +10,6 @@
     tensor_names.py       what GGUF calls a tensor
     json_file.py          JSON that nobody vouches for; file_errors.py: what the system says
     llama.py, rope.py     the network, on top of the kernels
-    naive.py              the same network, written a second time as plainly as possible
 
 Belongs here: networks and weights. Not here: arithmetic (kernels), requests, vocabularies
 (tokenizer), the hub. Called by the model executor and by assemble.

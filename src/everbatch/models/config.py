@@ -89,7 +89,6 @@ class ModelConfig:
     mlp_bias: bool = False  # biases of gate, up and down
     qk_norm: bool = False  # RMS norm of each head of q and k before the rotation
     rope: RopeConfig = RopeConfig()
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     name: str = ""
 

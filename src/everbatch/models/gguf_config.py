@@ -62,7 +62,6 @@ def from_gguf(
         mlp_bias="blk.0.ffn_gate.bias" in tensor_names,
         qk_norm=architecture == "qwen3",
         rope=_rope(fields, architecture),
-        bos_token_id=fields.optional_integer("tokenizer.ggml.bos_token_id"),
         eos_token_ids=_eos_token_ids(fields),
         name=name or fields.text_or("general.name", ""),
     )

@@ -70,7 +70,6 @@ def from_hf(
         mlp_bias=fields.flag_or("mlp_bias", False) and architecture == "llama",
         qk_norm=architecture == "qwen3",
         rope=rope,
-        bos_token_id=fields.optional_integer("bos_token_id"),
         eos_token_ids=generation.token_ids("eos_token_id") or fields.token_ids("eos_token_id"),
         name=name,
     )

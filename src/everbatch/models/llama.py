@@ -4,7 +4,8 @@ Belongs here: which tensors such a model has, and the order of operations. Not h
 (kernels), file formats (the loaders), requests (executors). Called by the model executor.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from everbatch.base.errors import ModelLoadError
 from everbatch.kernels.arrays import Floats
@@ -14,6 +15,7 @@ from everbatch.kernels.protocol import KernelsBackend
 from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
 from everbatch.models.config import ModelConfig
 from everbatch.models.rope import rotary_frequencies
+from everbatch.models.tensor_names import EMBEDDING, FINAL_NORM, LM_HEAD, is_computed
 
 MAX_NAMES_IN_ERROR = 5
 
@@ -68,38 +70,63 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Give name and shape of every tensor that a model of this configuration has."""
     vocab, hidden = config.vocab_size, config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocab, hidden),
-        "model.norm.weight": (hidden,),
+        EMBEDDING: (vocab, hidden),
+        FINAL_NORM: (hidden,),
     }
     if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (vocab, hidden)
+        shapes[LM_HEAD] = (vocab, hidden)
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         shapes |= {prefix + name: shape for name, shape in _layer_shapes(config).items()}
     return shapes
 
 
+@dataclass(frozen=True, slots=True)
+class TensorProblems:
+    """What keeps tensors from being a model's: names, in the network's order or in that given.
+
+    misshapen: name to the shape that the configuration asks for.
+    """
+
+    missing: list[str]
+    left_over: list[str]
+    misshapen: dict[str, tuple[int, ...]]
+
+
+def compare_tensors(
+    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
+) -> TensorProblems | None:
+    """Compare tensors, by name and shape, with those of the configuration; None: they are these."""
+    expected = tensor_shapes(config)
+    problems = TensorProblems(
+        missing=[name for name in expected if name not in shapes],
+        left_over=[name for name in shapes if name not in expected and not _unread(name, config)],
+        misshapen={
+            name: shape for name, shape in expected.items() if shapes.get(name, shape) != shape
+        },
+    )
+    is_whole = not (problems.missing or problems.left_over or problems.misshapen)
+    return None if is_whole else problems
+
+
 def check_tensors(config: ModelConfig, tensors: dict[str, Floats]) -> None:
     """Raise ModelLoadError unless `tensors` are exactly those of the configuration."""
-    expected = tensor_shapes(config)
-    missing = [name for name in expected if name not in tensors]
-    left_over = [name for name in tensors if name not in expected and not _ignored(name, config)]
+    problems = compare_tensors(config, {name: values.shape for name, values in tensors.items()})
+    if problems is None:
+        return
     wrong = [
         f"{name} {list(tensors[name].shape)} (expected {list(shape)})"
-        for name, shape in expected.items()
-        if name in tensors and tensors[name].shape != shape
+        for name, shape in problems.misshapen.items()
     ]
-    problems = [
-        _listing("missing", missing),
-        _listing("not part of this model", left_over),
+    told = [
+        _listing("missing", problems.missing),
+        _listing("not part of this model", problems.left_over),
         _listing("of a wrong shape", wrong),
     ]
-    if missing or left_over or wrong:
-        raise ModelLoadError(
-            f"the weights of {config.name or 'the model'} do not fit its configuration "
-            f"({config.architecture}, {config.num_layers} layers): "
-            + "; ".join(problem for problem in problems if problem)
-        )
+    raise ModelLoadError(
+        f"the weights of {config.name or 'the model'} do not fit its configuration "
+        f"({config.architecture}, {config.num_layers} layers): " + "; ".join(filter(None, told))
+    )
 
 
 def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -133,14 +160,11 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _ignored(name: str, config: ModelConfig) -> bool:
+def _unread(name: str, config: ModelConfig) -> bool:
     """Whether a tensor that the network does not read is known to carry nothing."""
-    # Frequencies follow from the configuration; transformers saved them as a buffer before 4.32.
-    if name.endswith("rotary_emb.inv_freq"):
-        return True
     # With tied embeddings some exporters write the one matrix under both names, and transformers
     # ties them at load whatever the file says (modeling_utils.py, tie_weights).
-    return name == "lm_head.weight" and config.tie_word_embeddings
+    return is_computed(name) or (name == LM_HEAD and config.tie_word_embeddings)
 
 
 def _listing(problem: str, names: list[str]) -> str:
@@ -153,13 +177,13 @@ def _listing(problem: str, names: list[str]) -> str:
 
 
 def _network_weights(config: ModelConfig, tensors: dict[str, Floats]) -> NetworkWeights:
-    embedding = tensors.pop("model.embed_tokens.weight")
+    embedding = tensors.pop(EMBEDDING)
     frequencies, rotary_scale = rotary_frequencies(config)
     return NetworkWeights(
         embedding=embedding,
         layers=_layer_weights(config, tensors),
-        final_norm=tensors.pop("model.norm.weight"),
-        lm_head=embedding if config.tie_word_embeddings else tensors.pop("lm_head.weight"),
+        final_norm=tensors.pop(FINAL_NORM),
+        lm_head=embedding if config.tie_word_embeddings else tensors.pop(LM_HEAD),
         inverse_frequencies=frequencies,
         rotary_scale=rotary_scale,
     )

@@ -1,7 +1,7 @@
 """What files call the tensors of a network.
 
 Belongs here: names only. Not here: which tensors a network has (llama.py), how they are stored and
-read. Called by gguf_file.py and weights.py. Source: gguf-py, constants.TENSOR_NAMES.
+read. Called by gguf_file.py and llama.py. Source: gguf-py, constants.TENSOR_NAMES.
 """
 
 import re
@@ -12,8 +12,8 @@ LM_HEAD = "lm_head.weight"
 
 ROPE_FREQS = "rope_freqs.weight"
 
-# Buffers that old files carry and that are computed from the config instead.
-_COMPUTED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")
+# Frequencies follow from the configuration; transformers saved them as a buffer before 4.32.
+_COMPUTED = re.compile(r"([\w.]+\.)?rotary_emb\.inv_freq")
 
 _GGUF_GLOBAL = {
     "token_embd.weight": EMBEDDING,

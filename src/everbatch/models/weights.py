@@ -8,7 +8,7 @@ Covered: a directory with config.json and safetensors, a .gguf file; float32 in 
 file has. Not covered: split GGUF, other formats; each is refused by name.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,9 @@ from everbatch.models.file_errors import reading
 from everbatch.models.gguf_file import open_gguf, undo_permutation
 from everbatch.models.hf_config import from_hf
 from everbatch.models.json_file import read_json
-from everbatch.models.llama import tensor_shapes
+from everbatch.models.llama import TensorProblems, compare_tensors, tensor_shapes
 from everbatch.models.safetensors_files import list_safetensors
 from everbatch.models.stored_tensor import StoredTensor, read_as_float32
-from everbatch.models.tensor_names import LM_HEAD, is_computed
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -38,19 +37,11 @@ Reorder = Callable[[str, Floats], Floats]
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """tensors: float32, C-contiguous, Hugging Face names, projections [out, in]; without lm_head
-    where config.tie_word_embeddings. A backend that packs them empties the dict.
-    stored_types: the types in the file, most bytes first."""
+    where config.tie_word_embeddings. A backend that packs them empties the dict."""
 
     config: ModelConfig
     tensors: dict[str, Floats]
     num_parameters: int
-    stored_types: tuple[str, ...]
-
-
-def load_config(path: Path) -> ModelConfig:
-    """Read a model's configuration without its weights. Errors as in `load_model`."""
-    with reading(path):
-        return open_gguf(path).config if _is_gguf(path) else _directory_config(path)
 
 
 def load_model(path: Path, progress: Progress | None = None) -> LoadedModel:
@@ -70,7 +61,7 @@ def load_model(path: Path, progress: Progress | None = None) -> LoadedModel:
         wanted = _wanted(config, stored, path)
         tensors = _read(wanted, reorder, progress or _no_progress)
     num_parameters = sum(values.size for values in tensors.values())
-    return LoadedModel(config, tensors, num_parameters, _stored_types(wanted))
+    return LoadedModel(config, tensors, num_parameters)
 
 
 def _is_gguf(path: Path) -> bool:
@@ -100,26 +91,31 @@ def _wanted(config: ModelConfig, stored: Iterable[StoredTensor], path: Path) -> 
     """The network's tensors, in its order; ModelLoadError names one missing, left over, or of
     another shape."""
     by_name = {tensor.name: tensor for tensor in stored}
-    wanted = []
-    for name, shape in tensor_shapes(config).items():
-        tensor = by_name.pop(name, None)
-        if tensor is None:
-            raise ModelLoadError(f"{path}: tensor {name!r} is missing")
-        if tensor.shape != shape:
-            raise ModelLoadError(
-                f"{tensor.path}: tensor {tensor.stored_name!r} has the shape "
-                f"{list(tensor.shape)}, the configuration asks for {list(shape)}"
-            )
-        wanted.append(tensor)
-    if config.tie_word_embeddings:
-        by_name.pop(LM_HEAD, None)  # A copy of the embedding that some writers keep.
-    left_over = [tensor for name, tensor in by_name.items() if not is_computed(name)]
-    if left_over:
-        raise ModelLoadError(
-            f"{left_over[0].path}: tensor {left_over[0].stored_name!r} belongs to nothing in the "
-            f"configuration ({len(left_over)} such)"
+    shapes = {name: tensor.shape for name, tensor in by_name.items()}
+    problems = compare_tensors(config, shapes)
+    if problems is not None:
+        raise ModelLoadError(_problem(problems, by_name, path))
+    return [by_name[name] for name in tensor_shapes(config)]
+
+
+def _problem(problems: TensorProblems, by_name: Mapping[str, StoredTensor], path: Path) -> str:
+    """Tell the first problem, with the names that the files use."""
+    if problems.missing:
+        return (
+            f"{path}: tensor {problems.missing[0]!r} is missing ({len(problems.missing)} such): "
+            "check that all files are there, and that the configuration is this model's"
         )
-    return wanted
+    for name, shape in problems.misshapen.items():
+        tensor = by_name[name]
+        return (
+            f"{tensor.path}: tensor {tensor.stored_name!r} has the shape {list(tensor.shape)}, "
+            f"the configuration asks for {list(shape)}: check that both are of one model"
+        )
+    tensor = by_name[problems.left_over[0]]
+    return (
+        f"{tensor.path}: tensor {tensor.stored_name!r} belongs to nothing in the configuration "
+        f"({len(problems.left_over)} such): check that both are of one model"
+    )
 
 
 def _read(wanted: list[StoredTensor], reorder: Reorder, progress: Progress) -> dict[str, Floats]:
@@ -136,16 +132,9 @@ def _read(wanted: list[StoredTensor], reorder: Reorder, progress: Progress) -> d
     return tensors
 
 
-def _as_it_is(name: str, values: Floats) -> Floats:
+def _as_it_is(_name: str, values: Floats) -> Floats:
     return values
 
 
-def _no_progress(done: int, total: int) -> None:
+def _no_progress(_done: int, _total: int) -> None:
     pass
-
-
-def _stored_types(stored: list[StoredTensor]) -> tuple[str, ...]:
-    num_bytes: dict[str, int] = {}
-    for tensor in stored:
-        num_bytes[tensor.type] = num_bytes.get(tensor.type, 0) + tensor.num_bytes
-    return tuple(sorted(num_bytes, key=lambda kind: (-num_bytes[kind], kind)))

@@ -63,11 +63,6 @@ class Tokenizer:
         return cls(parts_from_gguf(metadata))
 
     @property
-    def special_tokens(self) -> dict[str, int]:
-        """The special tokens by their written form, in the order of their ids."""
-        return {str(self._written(index)): index for index in sorted(self.special_ids)}
-
-    @property
     def strips_leading_space(self) -> bool:
         """Whether encoding puts a space before a text that decoding takes away."""
         return self._spelling.strips_leading_space

@@ -2,7 +2,7 @@
 
 One request, no cache, no batch, everything recomputed, float64, loops over heads and positions. It
 shares with the real path the configuration and the rotary frequencies (which the tests compare with
-transformers) and nothing else. Not here: speed. Called by tests only.
+transformers) and nothing else. Not here: speed.
 """
 
 from collections.abc import Sequence
