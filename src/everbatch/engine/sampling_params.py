@@ -154,10 +154,15 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
 
 
 def _token_id_of(key: object) -> int:
-    """Read a key; JSON can write token ids as strings only."""
-    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= len(str(2**31)):
-        return int(key)
-    return key  # type: ignore[return-value]
+    """Read a key; JSON can write token ids as strings only, and each in one way."""
+    if not isinstance(key, str):
+        return key  # type: ignore[return-value]
+    is_plain = key.isascii() and key.isdigit() and len(key) <= len(str(2**31))
+    if not is_plain or str(int(key)) != key:
+        raise InvalidRequest(
+            f"logit_bias has the key {_shown(key)}, which is no token id", "logit_bias"
+        )
+    return int(key)
 
 
 def _listed(given: object, name: str, of_what: str) -> tuple[object, ...]:

@@ -74,7 +74,11 @@ class Fields:
         value = self.take(field)
         if value is None:
             return None
-        return check_number(self.name(field), value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong_type(field, "a number", value)
+        if not -MAX_NUMBER <= value <= MAX_NUMBER:
+            raise self.bad(field, f"is out of range: {value}")
+        return value
 
     def text(self, field: str, max_length: int) -> str | None:
         value = self.take(field)
@@ -121,16 +125,6 @@ class Fields:
 
     def bad(self, field: str, what: str) -> ApiError:
         return bad_request(f"{self.name(field)} {what}", self.name(field), "invalid_value")
-
-
-def check_number(name: str, value: Json) -> int | float:
-    """Give a number back; what is none, or larger than any field may be, is refused."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        message = f"{name} must be a number, not {name_type(value)}"
-        raise bad_request(message, name, "invalid_value")
-    if not -MAX_NUMBER <= value <= MAX_NUMBER:
-        raise bad_request(f"{name} is out of range: {value}", name, "invalid_value")
-    return value
 
 
 def name_type(value: Json) -> str:

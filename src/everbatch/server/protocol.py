@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everbatch.base.errors import InvalidRequest
-from everbatch.engine.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
+from everbatch.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from everbatch.server.chat_messages import Message, read_messages
 from everbatch.server.errors import bad_request, from_invalid_request
-from everbatch.server.fields import Fields, IsNeutral, Json, check_number, decode_object, name_type
+from everbatch.server.fields import Fields, IsNeutral, Json, decode_object, name_type
 
 MAX_LABEL_LENGTH = 512
 MAX_METADATA_ENTRIES = 16
@@ -29,7 +29,6 @@ MAX_CACHE_SALT_LENGTH = 256
 MAX_PRIORITY = 2**31 - 1
 MAX_TENANT_LENGTH = 128
 MAX_WAIT_S = 86_400
-MAX_TOKEN_ID_DIGITS = 10
 
 Prompt = str | tuple[int, ...]
 
@@ -69,7 +68,7 @@ def _only(*values: Json) -> IsNeutral:
     return lambda value: any(type(value) is type(one) and value == one for one in values)
 
 
-def _nothing(value: Json) -> bool:
+def _nothing(_value: Json) -> bool:
     return False
 
 
@@ -118,12 +117,13 @@ NOT_SUPPORTED_IN_CHAT: dict[str, IsNeutral] = {
 }
 LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
-_SAMPLING_NUMBERS = (
-    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
-    "repetition_penalty",
+# Those of SamplingParams that both bodies name as it does; it knows their ranges.
+_SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "n"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("stop", "stop_token_ids", "logit_bias"),
+    *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
 )
-_SAMPLING_INTEGERS = ("top_k", "seed", "min_tokens", "n")
-_SAMPLING_FLAGS = ("ignore_eos", "include_stop_str_in_output")
 
 
 def read_completion(body: bytes, max_prompts: int) -> CompletionRequest:
@@ -177,23 +177,13 @@ def _max_wait_s(fields: Fields) -> float | None:
 
 
 def _sampling(fields: Fields, logprobs: int | None, max_tokens: Json) -> SamplingParams:
-    wanted: dict[str, Json] = {name: fields.number(name) for name in _SAMPLING_NUMBERS}
-    wanted |= {name: fields.take(name) for name in _SAMPLING_INTEGERS}
-    if type(wanted["top_k"]) is int and wanted["top_k"] == -1:
-        wanted["top_k"] = 0
+    """Read the sampling options; SamplingParams says what is wrong with their values."""
+    wanted = {name: fields.take(name) for name in _SAMPLING_FIELDS}
     given = {name: value for name, value in wanted.items() if value is not None}
-    flags = {name: fields.boolean(name) for name in _SAMPLING_FLAGS}
+    if not isinstance(given.get("logit_bias", {}), dict):
+        raise fields.wrong_type("logit_bias", "an object of token id to bias", given["logit_bias"])
     try:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            stop=_stop(fields),
-            stop_token_ids=_stop_token_ids(fields),
-            logit_bias=_logit_bias(fields),
-            logprobs=logprobs,
-            skip_special_tokens=fields.boolean("skip_special_tokens", True),
-            **flags,
-            **given,
-        )
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
     except InvalidRequest as error:
         raise from_invalid_request(error) from None
 
@@ -212,10 +202,10 @@ def _prompts(fields: Fields, max_prompts: int) -> tuple[Prompt, ...]:
         return (tuple(value),)
     if len(value) > max_prompts:
         raise fields.bad("prompt", f"has {len(value):,} prompts, at most {max_prompts:,} go")
-    return tuple(_one_prompt(fields, index, one) for index, one in enumerate(value))
+    return tuple(_one_prompt(index, one) for index, one in enumerate(value))
 
 
-def _one_prompt(fields: Fields, index: int, value: Json) -> Prompt:
+def _one_prompt(index: int, value: Json) -> Prompt:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(type(one) is int for one in value):
@@ -225,46 +215,6 @@ def _one_prompt(fields: Fields, index: int, value: Json) -> Prompt:
         "prompt",
         "invalid_value",
     )
-
-
-def _stop(fields: Fields) -> tuple[str, ...]:
-    value = fields.take("stop")
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list):
-        raise fields.wrong_type("stop", "a string or an array of strings", value)
-    return tuple(value)
-
-
-def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
-    value = fields.take("stop_token_ids")
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise fields.wrong_type("stop_token_ids", "an array of token ids", value)
-    return tuple(value)
-
-
-def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
-    value = fields.take("logit_bias")
-    if value is None:
-        return ()
-    if not isinstance(value, dict):
-        raise fields.wrong_type("logit_bias", "an object of token id to bias", value)
-    if len(value) > MAX_LOGIT_BIAS:
-        raise fields.bad("logit_bias", f"has {len(value):,} entries, at most {MAX_LOGIT_BIAS:,} go")
-    return tuple(
-        (_bias_id(fields, key), check_number("logit_bias", one)) for key, one in value.items()
-    )
-
-
-def _bias_id(fields: Fields, key: str) -> int:
-    is_plain = key.isascii() and key.isdigit() and len(key) <= MAX_TOKEN_ID_DIGITS
-    if not is_plain or str(int(key)) != key:
-        raise fields.bad("logit_bias", f"has the key {key!r}, which is no token id")
-    return int(key)
 
 
 def _include_usage(fields: Fields, *, stream: bool) -> bool:
