@@ -25,6 +25,7 @@ COMMANDS = {
     "explain": "Say why a request waited, from an event log or a running server.",
     "compare": "Put two simulated runs side by side.",
     "scenario": "Print a scenario to begin with.",
+    "trace": "Look at a trace of requests, or convert it.",
 }
 
 WELCOME = f"""everbatch {__version__}: LLM serving with continuous batching
