@@ -117,7 +117,10 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Any state to FINISHED, with the one reason; the request's final event."""
+    """Any state to FINISHED, with the one reason; the request's final event.
+
+    `message` says for people why, where the reason is error and somebody knows.
+    """
 
     kind: ClassVar[str] = "finished"
     t: int
@@ -128,6 +131,7 @@ class Finished:
     cached_tokens: int
     recomputed_tokens: int
     preemptions: int
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,7 @@ class SampleFinished:
     cached_tokens: int
     recomputed_tokens: int
     preemptions: int
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from everbatch.base.events import Event, Finished, SampleFinished
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft
 from everbatch.scheduler.planner import Planner
-from everbatch.scheduler.report import DeferralLog
+from everbatch.scheduler.report import DeferralLog, shortened
 from everbatch.scheduler.request import FinishReason, Request, RequestStatus, SampleGroup
 from everbatch.scheduler.state import SchedulerState
 
@@ -32,7 +32,12 @@ class Endings:
         self._events = events
 
     def drop_and_retire(
-        self, request: Request | None, draft: Draft | None, reason: FinishReason, now_ns: int
+        self,
+        request: Request | None,
+        draft: Draft | None,
+        reason: FinishReason,
+        now_ns: int,
+        message: str | None = None,
     ) -> int:
         """Retire a request without counting what this step sampled for it; gives that number."""
         if request is None or request.status is RequestStatus.FINISHED:
@@ -44,26 +49,36 @@ class Endings:
             request.num_output_tokens -= num_dropped
             if self._state.ledger is not None:
                 self._state.ledger.charge_outputs(request.tenant, -num_dropped)
-        self.retire(request, reason, now_ns)
+        self.retire(request, reason, now_ns, message)
         return num_dropped
 
-    def retire(self, request: Request | None, reason: FinishReason, now_ns: int) -> None:
+    def retire(
+        self,
+        request: Request | None,
+        reason: FinishReason,
+        now_ns: int,
+        message: str | None = None,
+    ) -> None:
         """End a live request: its blocks lose a reader, its slot is free, nothing comes after.
 
         If other samples wait for the prompt that it reads, the next of them goes on with it.
+        `message` says why, where it failed.
         """
         if request is None or request.status is RequestStatus.FINISHED:
             return
         if request.followers:
             self._hand_over(request, request.followers[0])
+        request.message = None if message is None else shortened(message)
         self._retire_one(request, reason, now_ns)
 
-    def retire_together(self, request: Request, reason: FinishReason, now_ns: int) -> None:
+    def retire_together(
+        self, request: Request, reason: FinishReason, now_ns: int, message: str | None = None
+    ) -> None:
         """End a live request and the samples that wait for the prompt that it reads."""
         if request.status is RequestStatus.FINISHED:
             return
         for member in (*request.followers, request):
-            self.retire(member, reason, now_ns)
+            self.retire(member, reason, now_ns, message)
 
     def dequeue(self, request: Request) -> None:
         state = self._state
@@ -158,6 +173,7 @@ class Endings:
             "cached_tokens": request.num_cached_tokens or 0,
             "recomputed_tokens": request.num_recomputed_tokens,
             "preemptions": request.num_preemptions,
+            "message": request.message,
         }
         group = request.group
         if group is None:
@@ -248,4 +264,5 @@ def _group_finished(group: SampleGroup, now_ns: int, step: int) -> Finished:
         cached_tokens=first.num_cached_tokens or 0,
         recomputed_tokens=sum(sample.num_recomputed_tokens for sample in group.ended),
         preemptions=sum(sample.num_preemptions for sample in group.ended),
+        message=next((sample.message for sample in group.ended if sample.message), None),
     )

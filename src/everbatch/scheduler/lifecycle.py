@@ -120,12 +120,14 @@ class Lifecycle:
     def retire_failed(self, draft: Draft, outcome: StepOutcome, now_ns: int) -> int:
         """Retire those whose rows failed; gives the tokens that do not count."""
         num_dropped = 0
-        for slot, _message in outcome.failed:
+        for slot, message in outcome.failed:
             request = self._state.slots[slot]
             if request is not None:
                 # Whatever made the row fail may stand in its cache: nobody else may hit it.
                 self._state.pool.forget_content(request.block_table)
-            num_dropped += self._endings.drop_and_retire(request, draft, FinishReason.ERROR, now_ns)
+            num_dropped += self._endings.drop_and_retire(
+                request, draft, FinishReason.ERROR, now_ns, message
+            )
         return num_dropped
 
     def preempt(self, request: Request, way: Yield, step: int, now_ns: int) -> None:

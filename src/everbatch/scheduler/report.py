@@ -13,6 +13,9 @@ from everbatch.scheduler.plan import Deferral, DeferReason, StepPlan
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
 
+MAX_MESSAGE_CHARACTERS = 200
+"""Of what an event says why something failed."""
+
 _NOTHING = Lack()
 _News = tuple[Request, Deferral]
 
@@ -129,6 +132,13 @@ def _lack_of(deferral: Deferral) -> Lack:
     if deferral.reason is DeferReason.KV_BUDGET and deferral.behind is None:
         return Lack(blocks=deferral.needed - deferral.available)
     return _NOTHING
+
+
+def shortened(message: str) -> str:
+    """Give a message that fits an event."""
+    if len(message) <= MAX_MESSAGE_CHARACTERS:
+        return message
+    return message[: MAX_MESSAGE_CHARACTERS - 1] + "…"
 
 
 def arrived_event(request: Request, num_samples: int, now_ns: int) -> Arrived:

@@ -105,6 +105,8 @@ class Request:
     """Steps completed when it arrived."""
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
+    message: str | None = None
+    """Why it failed, for people."""
     slot: int | None = None
     block_table: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)

@@ -32,7 +32,13 @@ from everbatch.scheduler.plan import StepOutcome, StepPlan, TokenStore
 from everbatch.scheduler.plan_writer import PlanWriter
 from everbatch.scheduler.planner import Planner
 from everbatch.scheduler.preemption import choose_victim
-from everbatch.scheduler.report import DeferralLog, arrived_event, rejected_event, step_event
+from everbatch.scheduler.report import (
+    DeferralLog,
+    arrived_event,
+    rejected_event,
+    shortened,
+    step_event,
+)
 from everbatch.scheduler.request import FinishReason, Request, RequestStatus, SampleGroup
 from everbatch.scheduler.state import SchedulerState
 
@@ -160,14 +166,14 @@ class Scheduler:
         for blocks in (*draft.new_blocks.values(), *draft.swapped_in.values()):
             self.state.pool.forget_content(blocks)
         self.state.pool.forget_content([copy for _, copy in draft.copies.values()])
-        self._events.append(StepFailed(now_ns, plan.step, message))
+        self._events.append(StepFailed(now_ns, plan.step, shortened(message)))
         for request, way in draft.victims.items():
             if request.slot is None:
                 # It waits, and the head that it had kept has perhaps been written by others.
                 self._endings.release_blocks(request)
                 self._lifecycle.preempt(request, way, plan.step, now_ns)
         for request in [*filter(None, self.state.slots), *draft.admitted]:
-            self._endings.retire_together(request, FinishReason.ERROR, now_ns)
+            self._endings.retire_together(request, FinishReason.ERROR, now_ns, message)
         self._lifecycle.drop_host_copies(now_ns)
         self._run_aborts(None, now_ns)
         return self.take_events()
@@ -184,8 +190,9 @@ class Scheduler:
         told = "not considered"
         if lack is not None:
             told = f"{lack.reason.value}: needs {lack.needed:,}, {lack.available:,} available"
-        self._endings.retire_together(head, FinishReason.ERROR, now_ns)
-        return f"request {head.id!r} can never run ({told})"
+        message = f"request {head.id!r} can never run ({told})"
+        self._endings.retire_together(head, FinishReason.ERROR, now_ns, message)
+        return message
 
     def apply(self, plan: StepPlan, outcome: StepOutcome, now_ns: int) -> list[Event]:
         """Commit a step that has run; gives all events since the last call."""

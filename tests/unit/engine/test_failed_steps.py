@@ -3,6 +3,7 @@
 import pytest
 from builders import World, alone, client, finals, make_config, run_world
 
+from everbatch.scheduler.report import MAX_MESSAGE_CHARACTERS
 from everbatch.scheduler.request import FinishReason
 
 
@@ -144,3 +145,30 @@ def test_a_failed_row_ends_its_request_alone(output):
     assert finals(world)["a"].output_tokens == output - 1
     assert world.engine.stats().generation_tokens == output - 1 + 6
     assert world.texts["b"] == alone(clients[1])
+
+
+def test_the_final_event_says_why_a_row_or_a_pass_failed():
+    clients = [client("a", 5, 6), client("b", 5, 6, n=2), client("c", 5, 2)]
+    world = World(make_config(), clients, frozenset({4}))
+    world.executor.failing_outputs = {"a": 2}
+    world.run()
+    samples = {e.id: e.message for e in world.events if e.kind == "sample_finished"}
+
+    assert finals(world)["a"].message == "output 2 was told to fail"
+    assert samples == {"b/0": "pass 4 was told to fail", "b/1": "pass 4 was told to fail"}
+    assert finals(world)["b"].message == "pass 4 was told to fail"
+    assert finals(world)["c"].message is None
+
+
+@pytest.mark.parametrize("length", [MAX_MESSAGE_CHARACTERS, MAX_MESSAGE_CHARACTERS + 1])
+def test_what_events_say_of_a_failure_has_a_limit(length):
+    world = World(make_config(), [client("a", 5, 6)])
+    world.arrive()
+    scheduler = world.engine.scheduler
+    plan = scheduler.schedule(0)
+    message = "x" * length
+    events = scheduler.fail_step(plan, message, 0)
+    said = [e.message for e in events if e.kind in ("step_failed", "finished")]
+
+    fits = length == MAX_MESSAGE_CHARACTERS
+    assert said == [message if fits else message[: MAX_MESSAGE_CHARACTERS - 1] + "…"] * 2
