@@ -21,6 +21,22 @@ LATENCIES = {
     "tpot": "per output token",
     "e2e": "until the end",
 }
+MAX_TIMELINE_STEPS = 20_000
+"""Of a longer run a picture by steps says nothing any more."""
+STEP_TIMES = {
+    "arrival": "arrival",
+    "wait": "queue_wait",
+    "first step": "first_step",
+    "first token": "first_token_step",
+    "end": "finished_step",
+}
+SECOND_TIMES = {
+    "arrival": "arrival_s",
+    "wait": "queue_wait_s",
+    "start": "first_scheduled_s",
+    "first token": "first_token_s",
+    "end": "finished_s",
+}
 STATISTICS = ("mean", "p50", "p90", "p99")
 
 
@@ -35,21 +51,27 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
     """Print everything about one run."""
     console = console or make_console()
     slots = summary["config"]["max_num_seqs"]
-    console.print(f"{summary['scenario']}: {summary['steps']:,} steps, {slots:,} slots\n")
+    lasted = "" if summary["duration_s"] is None else f" in {seconds(summary['duration_s'])}"
+    console.print(f"{summary['scenario']}: {summary['steps']:,} steps{lasted}, {slots:,} slots\n")
     console.print(_figures(summary))
     console.print()
     console.print(_latencies(summary))
     if len(summary["horizons"]) > 1:
         console.print()
         console.print(_horizons(summary))
+    if summary["steps"] <= MAX_TIMELINE_STEPS:
+        _print_timeline(timeline, summary["steps"], slots, console)
+    if "requests" in summary:
+        _print_requests(summary["requests"], console)
+
+
+def _print_timeline(timeline: SlotHistory, steps: int, slots: int, console: Console) -> None:
     console.print()
     is_unicode = console.encoding.lower().startswith("utf")
-    for line in draw_timeline(timeline, summary["steps"], console.width, unicode=is_unicode):
+    for line in draw_timeline(timeline, steps, console.width, unicode=is_unicode):
         console.print(line, soft_wrap=True)
     if slots > timeline.num_slots:
         console.print(f"({slots - timeline.num_slots:,} more slots)")
-    if "requests" in summary:
-        _print_requests(summary["requests"], console)
 
 
 def percent(share: float | None) -> str:
@@ -62,6 +84,20 @@ def number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+
+
+def seconds(value: float | None) -> str:
+    """Write a time for people, with three digits that count; nothing for none."""
+    if value is None:
+        return ""
+    if value and abs(value) < 1:
+        return f"{value * 1e3:,.3g} ms" if abs(value) < 0.1 else f"{value * 1e3:,.0f} ms"
+    return f"{value:,.2f} s"
+
+
+def moment(value: float | None) -> str:
+    """Write a moment, or a duration beside moments, for people; nothing for none."""
+    return "" if value is None else f"{value:,.3f} s"
 
 
 def _figures(summary: Summary) -> Table:
@@ -82,6 +118,7 @@ def figure_rows(summary: Summary) -> list[tuple[str, str]]:
             f"{summary['useful_tokens']:,} of {iterations:,} slot iterations "
             f"({percent(summary['slot_occupancy'])})",
         ),
+        *_rates(summary),
         ("masked", f"{summary['masked_slot_iterations']:,} slot iterations"),
         ("empty", f"{sum(idle.values()):,} slot iterations{_causes(idle)}"),
         (
@@ -100,6 +137,38 @@ def figure_rows(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
+def _rates(summary: Summary) -> list[tuple[str, str]]:
+    """Give what a run tells only where time has a length, or where goals are set."""
+    rows: list[tuple[str, str]] = []
+    rates, goodput = summary["throughput"], summary["goodput"]
+    occupancy = summary["time_occupancy"]
+    if rates is not None:
+        rows += [
+            (
+                "throughput",
+                f"{number(rates['requests_per_s'])} requests/s, "
+                f"{number(rates['output_tokens_per_s'])} output tokens/s",
+            ),
+            (
+                "of the time",
+                f"{percent(occupancy['busy'])} busy, {percent(occupancy['slots'])} of the slots "
+                f"and {percent(occupancy['blocks'])} of the blocks held",
+            ),
+        ]
+    if goodput is not None:
+        rate = goodput["requests_per_s"]
+        goals = ", ".join(f"{name} ≤ {goal:g}" for name, goal in goodput["slo"].items())
+        rows.append(
+            (
+                "goodput",
+                f"{goodput['num_requests']:,} of {summary['num_arrived']:,} requests "
+                f"({percent(goodput['share'])}{'' if rate is None else f', {number(rate)}/s'}) "
+                f"met {goals}",
+            )
+        )
+    return rows
+
+
 def _causes(counts: dict[str, int]) -> str:
     return f" ({_counts(counts)})" if counts else ""
 
@@ -110,18 +179,20 @@ def _counts(counts: dict[str, int]) -> str:
 
 def _latencies(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("in steps")
+    write = number if summary["duration_s"] is None else seconds
+    table.add_column("in steps" if summary["duration_s"] is None else "")
     for name in STATISTICS:
         table.add_column(name, justify="right")
     for key, words in LATENCIES.items():
         values = summary[key]
-        table.add_row(f"{words} ({key})", *(number(values[name]) for name in STATISTICS))
+        table.add_row(f"{words} ({key})", *(write(values[name]) for name in STATISTICS))
     return table
 
 
 def _horizons(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("after step", "useful tokens", "slot iterations", "occupancy", "masked", "empty"):
+    after = "after step" if summary["duration_s"] is None else "after seconds"
+    for name in (after, "useful tokens", "slot iterations", "occupancy", "masked", "empty"):
         table.add_column(name, justify="right")
     for point, figures in summary["horizons"].items():
         table.add_row(
@@ -139,17 +210,15 @@ def _print_requests(requests: dict[str, dict[str, Any]], console: Console) -> No
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("request")
     table.add_column("state")
-    for name in ("arrival", "wait", "first step", "first token", "end", "outputs", "preempted"):
+    in_steps = all("arrival" in facts for facts in requests.values())
+    times, write = (STEP_TIMES, number) if in_steps else (SECOND_TIMES, moment)
+    for name in (*times, "outputs", "preempted"):
         table.add_column(name, justify="right")
     for request_id, facts in list(requests.items())[:MAX_REQUEST_ROWS]:
         table.add_row(
             request_id,
             "rejected" if facts["rejected"] else (facts["finish_reason"] or facts["state"]),
-            number(facts["arrival"]),
-            number(facts["queue_wait"]),
-            number(facts["first_step"]),
-            number(facts["first_token_step"]),
-            number(facts["finished_step"]),
+            *(write(facts[key]) for key in times.values()),
             number(facts["output_tokens"]),
             number(facts["num_preemptions"] or None),
         )

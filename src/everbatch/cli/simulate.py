@@ -13,8 +13,9 @@ import click
 from everbatch import __version__
 from everbatch.base.fields import MAX_INTEGER
 from everbatch.cli.output_files import OutputFiles
+from everbatch.cli.run_progress import run_progress
 from everbatch.sim.progress import NoProgress
-from everbatch.sim.run import Observer, simulate
+from everbatch.sim.run import Observer, RunOptions, simulate
 from everbatch.sim.slot_history import SlotHistory
 from everbatch.sim.step_lines import StepLines
 from everbatch.sim.summary import Summary
@@ -47,11 +48,19 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--horizon",
-    type=click.IntRange(1, MAX_INTEGER),
-    help="Stop after so many steps, in place of the scenario's horizon.",
+    type=float,
+    metavar="STEPS|SECONDS",
+    help="Stop after so many steps, or seconds, in place of the scenario's horizon.",
 )
 @click.option(
     "--seed", type=click.IntRange(0, MAX_INTEGER), help="Seed, in place of the scenario's."
+)
+@click.option(
+    "--slo",
+    "goals",
+    multiple=True,
+    metavar="NAME=TIME",
+    help="A goal for ttft, itl, tpot or e2e, for the goodput; may come several times.",
 )
 @click.pass_context
 def command(
@@ -62,14 +71,16 @@ def command(
     steps: Path | None,
     events: Path | None,
     requests: str | None,
-    horizon: int | None,
+    horizon: float | None,
     seed: int | None,
+    goals: tuple[str, ...],
 ) -> None:
     """Run SCENARIO: a TOML or JSON file, or the name of a built-in one. Without: list those."""
     if scenario is None:
         _list_builtin()
         return
-    found = find_scenario(scenario).with_run(horizon=horizon, seed=seed).with_settings(settings)
+    found = find_scenario(scenario).with_run(horizon=horizon, seed=seed)
+    found = found.with_settings(settings).with_goals(goals)
     timeline = None if as_json else SlotHistory(min(found.engine.max_num_seqs, MAX_TIMELINE_SLOTS))
     with OutputFiles() as files:
         requests_file = None
@@ -77,7 +88,10 @@ def command(
             requests_file = files.open(Path(requests), "--requests")
         event_file, step_file = files.open(events, "--events"), files.open(steps, "--steps")
         try:
-            summary = simulate(found, event_file, _observers(found, timeline, step_file))
+            with run_progress(found) as tell:
+                options = RunOptions(keeps_requests=requests != NO_REQUESTS, progress=tell)
+                watching = _observers(found, timeline, step_file)
+                summary = simulate(found, event_file, watching, options)
         except NoProgress as error:
             if requests_file is not None:
                 files.drop(requests_file)
@@ -89,7 +103,7 @@ def command(
             _dump(summary["requests"], requests_file)
         files.commit()
     if requests is not None:
-        del summary["requests"]
+        summary.pop("requests", None)
     _show(summary, timeline)
 
 
@@ -98,7 +112,7 @@ def _observers(
 ) -> list[Observer]:
     observers: list[Observer] = [] if timeline is None else [timeline]
     if step_file is not None:
-        observers.append(StepLines(step_file, scenario.engine.max_num_seqs))
+        observers.append(StepLines(step_file, scenario.engine.max_num_seqs, scenario.clock.unit))
     return observers
 
 

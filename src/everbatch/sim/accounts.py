@@ -1,9 +1,10 @@
 """What happened in a run: counters and one record a request, folded from events.
 
 A request that only decodes costs nothing here: gaps between tokens are counted by step, not by
-request. Times are those of the events: boundaries on the clock of steps. A request with n > 1 has a
-record for each sample besides, from its arrival on; its own is their sum. Called by the run loop;
-read by the summary.
+request. Times are those of the events, in the clock's own integers. A request with n > 1 has a
+record for each sample besides, from its arrival on; its own is their sum. Where nobody wants the
+part of each request, a record goes when its request ends. Called by the run loop; read by the
+summary.
 """
 
 from collections.abc import Iterable
@@ -19,71 +20,14 @@ from everbatch.base.events import (
     SampleFinished,
     StepRan,
 )
+from everbatch.scheduler.request import Request
 from everbatch.scheduler.scheduler import Scheduler
+from everbatch.sim.latencies import Latencies, LongestGaps, StreamTimes
+from everbatch.sim.records import RequestRecord
 from everbatch.workload.requests import RequestSpec
+from everbatch.workload.run_sections import Goals
 
 QUEUE_EMPTY = "queue_empty"
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """One request's life. Times are ends of steps and boundaries; None: not yet, or never."""
-
-    spec: RequestSpec
-    samples: "dict[str, RequestRecord]" = field(default_factory=dict)
-    """With n > 1: the records of its samples by their ids."""
-    rejected: str | None = None
-    started_at: int | None = None
-    """The boundary before the first step with a token of it."""
-    first_token_at: int | None = None
-    last_token_at: int | None = None
-    """Not kept while it decodes in every step: then it is the end of the last pass."""
-    finished_at: int | None = None
-    finish_reason: str | None = None
-    is_decoding: bool = False
-    state: str = "WAITING"
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    num_preemptions: int = 0
-    recomputed_tokens: int = 0
-    preempted_at: int | None = None
-    """Since when it waits to come back."""
-    preempted_wait: int = 0
-
-    @property
-    def streams(self) -> "list[RequestRecord]":
-        """Those under whose ids tokens come: the samples, or the request itself."""
-        return list(self.samples.values()) or [self]
-
-    def sum_up(self) -> None:
-        """Make the record of a request with samples what they add up to."""
-        samples = self.samples.values()
-        if not samples:
-            return
-        if self.state != "FINISHED":
-            self.state = min((sample.state for sample in samples), key=_BY_PROGRESS.index)
-        self.output_tokens = sum(sample.output_tokens for sample in samples)
-        self.num_preemptions = sum(sample.num_preemptions for sample in samples)
-        self.recomputed_tokens = sum(sample.recomputed_tokens for sample in samples)
-        self.cached_tokens = sum(sample.cached_tokens for sample in samples)
-        self.started_at = _earliest(sample.started_at for sample in samples)
-        self.first_token_at = _earliest(sample.first_token_at for sample in samples)
-
-    def waited_preempted(self, now: int) -> int:
-        """Give the time it waited to come back, until now if it still does; of all samples."""
-        if self.samples:
-            return sum(sample.waited_preempted(now) for sample in self.samples.values())
-        return self.preempted_wait + (
-            now - self.preempted_at if self.preempted_at is not None else 0
-        )
-
-
-_BY_PROGRESS = ("DECODE", "PREFILL", "PREEMPTED", "WAITING", "FINISHED")
-"""A request with samples is where its foremost live one is."""
-
-
-def _earliest(times: Iterable[int | None]) -> int | None:
-    return min((time for time in times if time is not None), default=None)
 
 
 @dataclass(slots=True)
@@ -91,7 +35,9 @@ class Counters:
     """Sums over the steps of a run."""
 
     steps: int = 0
-    """Ticks, idle ones included."""
+    """Passes; on the clock of steps ticks, idle ones included."""
+    now: int = 0
+    """The boundary up to which all is counted."""
     useful_tokens: int = 0
     scheduled_tokens: int = 0
     num_preemptions: int = 0
@@ -99,19 +45,40 @@ class Counters:
     prefix_cache_hit_tokens: int = 0
     masked_slot_iterations: int = 0
     idle_slot_iterations: dict[str, int] = field(default_factory=dict)
+    busy_time: int = 0
+    """In which a pass ran."""
+    held_slot_time: int = 0
+    """Sum over the passes of their duration times the slots that were held."""
+    used_block_time: int = 0
+    num_arrived: int = 0
+    num_rejected: int = 0
+    num_finished: dict[str, int] = field(default_factory=dict)
+    """By finish reason."""
 
 
 class Accounts:
     """Folds events into counters and records."""
 
-    def __init__(self, specs: Iterable[RequestSpec]) -> None:
+    def __init__(self, goals: Goals, *, keeps_requests: bool = True) -> None:
         self.counters = Counters()
-        self.records = {spec.id: RequestRecord(spec) for spec in specs}
-        self._streams = dict(self.records)
-        """By every id that events name: requests and samples."""
+        self.records: dict[str, RequestRecord] = {}
+        """Of all that are known, or of the live ones alone."""
         self.token_gaps: dict[float, int] = {}
         """How often each time between two tokens of one request came."""
-        self.last_pass_end = 0
+        self.goals = goals
+        self._keeps_requests = keeps_requests
+        self._streams: dict[str, RequestRecord] = {}
+        """By every id that events name: requests and samples."""
+        self._ended = Latencies()
+        self._recomputed_tokens = 0
+        """Of those that have ended."""
+        self._last_pass_end = 0
+        self._longest_gaps = LongestGaps() if "itl" in goals else None
+
+    def expect(self, spec: RequestSpec) -> None:
+        """A request is known, and has perhaps not come yet."""
+        if spec.id not in self.records:
+            self.records[spec.id] = self._streams[spec.id] = RequestRecord(spec)
 
     def fold(self, events: Iterable[Event]) -> None:
         """Count events, in order."""
@@ -124,10 +91,13 @@ class Accounts:
                 case Decoding(emitted=True):
                     record = self._streams[event.id]
                     record.first_token_at = record.last_token_at = event.t
+                case Finished():
+                    self._fold_finished(event)
+                    self._end(self.records[event.id])
+                case SampleFinished():
+                    self._fold_finished(event)
                 case Preempted():
                     self._fold_preempted(event)
-                case Finished() | SampleFinished():
-                    self._fold_finished(event)
                 case Arrived():
                     self._fold_arrived(event)
                 case _:
@@ -137,6 +107,9 @@ class Accounts:
         """A request was refused at arrival: it has ended without a reason to finish."""
         record = self.records[request_id]
         record.rejected, record.state = message, "FINISHED"
+        self.counters.num_arrived += 1
+        self.counters.num_rejected += 1
+        self._end(record)
 
     def note_idle(self, cause: str, slot_iterations: int) -> None:
         """So many slots were empty for a step, or one for so many."""
@@ -151,17 +124,49 @@ class Accounts:
             record.state = request.status.value
             _, record.output_tokens = scheduler.progress(request)
             record.recomputed_tokens = request.num_recomputed_tokens
-        for record in self.records.values():
-            record.sum_up()
+        for group in scheduler.state.groups.values():
+            self.records[group.id].sum_up()
 
-    def last_token_of(self, record: RequestRecord) -> int | None:
-        """Give when a request emitted its last token so far."""
-        return self.last_pass_end if record.is_decoding else record.last_token_at
+    def latencies(self, live: Iterable[RequestRecord]) -> Latencies:
+        """Give the times of all requests up to now; the records are settled."""
+        told = self._ended.copy()
+        for record in live:
+            told.add(record, map(self._times_of, record.streams), self.goals)
+        return told
+
+    def recomputed_tokens(self, live: Iterable[RequestRecord]) -> int:
+        """Give the tokens computed again up to now; the records are settled."""
+        return self._recomputed_tokens + sum(record.recomputed_tokens for record in live)
+
+    def live(self, scheduler: Scheduler) -> list[RequestRecord]:
+        """Give the records of the requests that live, in order of arrival."""
+        ids = dict.fromkeys(map(_request_id, scheduler.state.requests.values()))
+        return [self.records[request_id] for request_id in ids]
+
+    def _times_of(self, stream: RequestRecord) -> StreamTimes:
+        last = stream.last_token_at if stream.decodes_since is None else self._last_pass_end
+        return StreamTimes(stream.tpot(last), self._longest_gap(stream))
+
+    def _longest_gap(self, stream: RequestRecord) -> int:
+        if self._longest_gaps is None or stream.decodes_since is None:
+            return stream.longest_gap
+        return max(stream.longest_gap, self._longest_gaps.since(stream.decodes_since))
+
+    def _end(self, record: RequestRecord) -> None:
+        """A request has ended: its figures are final."""
+        record.sum_up()
+        self._ended.add(record, map(self._times_of, record.streams), self.goals)
+        self._recomputed_tokens += record.recomputed_tokens
+        if not self._keeps_requests:
+            del self.records[record.spec.id]
+            self._streams.pop(record.spec.id, None)
+            for sample_id in record.samples:
+                del self._streams[sample_id]
 
     def _fold_arrived(self, event: Arrived) -> None:
-        record = self.records[event.id]
-        record.state = "WAITING"
+        self.counters.num_arrived += 1
         if event.samples > 1:
+            record = self.records[event.id]
             for sample in range(event.samples):
                 sample_id = f"{event.id}/{sample}"
                 record.samples[sample_id] = RequestRecord(record.spec)
@@ -179,12 +184,16 @@ class Accounts:
             assert record.last_token_at is not None, "a request decodes without a first token"
             gap = event.t - record.last_token_at
             gaps[gap] = gaps.get(gap, 0) + 1
-            record.is_decoding = True
+            record.longest_gap = max(record.longest_gap, gap)
+            record.decodes_since = event.t
+        gap = event.t - self._last_pass_end
         num_stayed = event.decodes - len(event.joined)
         if num_stayed:
-            gap = event.t - self.last_pass_end
             gaps[gap] = gaps.get(gap, 0) + num_stayed
-        self.last_pass_end = event.t
+        self._last_pass_end = event.t
+        if self._longest_gaps is not None:
+            self._longest_gaps.add(event.t, gap)
+        counters.busy_time += event.t - event.start
         counters.useful_tokens += event.emitted
         counters.scheduled_tokens += event.tokens
 
@@ -221,13 +230,22 @@ class Accounts:
         record.finished_at = event.t
         record.output_tokens = event.output_tokens
         record.recomputed_tokens = event.recomputed_tokens
+        if isinstance(event, Finished):
+            reasons = self.counters.num_finished
+            reasons[event.reason] = reasons.get(event.reason, 0) + 1
 
     def _stop_decoding(self, record: RequestRecord) -> None:
-        if record.is_decoding:
-            record.is_decoding = False
-            record.last_token_at = self.last_pass_end
+        if record.decodes_since is not None:
+            record.longest_gap = self._longest_gap(record)
+            record.decodes_since = None
+            record.last_token_at = self._last_pass_end
 
     def _end_preempted_wait(self, record: RequestRecord, now: int) -> None:
         if record.preempted_at is not None:
             record.preempted_wait += now - record.preempted_at
             record.preempted_at = None
+
+
+def _request_id(request: Request) -> str:
+    """Give the id of the request that a sample belongs to, or that it is."""
+    return request.id if request.group is None else request.group.id

@@ -24,7 +24,10 @@ FIGURES = (
     "prefix_cache_hit_tokens",
     "num_rejected",
 )
+RATES = ("throughput", "goodput")
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
+_TIMES = ("first_token_step", "finished_step")
+_TIMES_S = ("first_token_s", "finished_s")
 NEEDED = ("clock", "horizon", "config", "workload", *FIGURES, *LATENCIES)
 
 
@@ -39,17 +42,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """A request that fares otherwise in B. Times are steps; None: not within the run.
+    """A request that fares otherwise in B. Times are steps or seconds; None: not within the run.
 
     `delay` is how much later it ends in B, or None where it ends in one run only, or in neither.
     """
 
     id: str
-    first_token: tuple[int | None, int | None]
-    finished: tuple[int | None, int | None]
+    first_token: tuple[float | None, float | None]
+    finished: tuple[float | None, float | None]
     output_tokens: tuple[int, int]
     note: str
-    delay: int | None
+    delay: float | None
     pays: bool
 
 
@@ -122,13 +125,18 @@ def _config(a: Summary, b: Summary) -> list[Difference]:
 
 
 def _figures(a: Summary, b: Summary) -> list[Difference]:
-    facts = [Difference(name, a[name], b[name]) for name in FIGURES]
+    facts = [Difference(name, a.get(name), b.get(name)) for name in ("duration_s", *FIGURES)]
     causes = dict.fromkeys([*a["idle_slot_iterations"], *b["idle_slot_iterations"]])
     for cause in causes:
         idle_a, idle_b = a["idle_slot_iterations"], b["idle_slot_iterations"]
         facts.append(Difference(f"idle: {cause}", idle_a.get(cause, 0), idle_b.get(cause, 0)))
-    for name in LATENCIES:
-        facts += [Difference(f"{name} {key}", a[name][key], b[name].get(key)) for key in a[name]]
+    for name in (*RATES, *LATENCIES):
+        # A run on the clock of steps has no rates, nor one without goals a goodput.
+        of_a, of_b = a.get(name) or {}, b.get(name) or {}
+        facts += [
+            Difference(f"{name} {key}", of_a.get(key), of_b.get(key))
+            for key in dict.fromkeys([*of_a, *of_b])
+        ]
     return facts
 
 
@@ -141,28 +149,28 @@ def _is_same(a: Any, b: Any) -> bool:
 
 def _fate(request_id: str, a: dict[str, Any], b: dict[str, Any]) -> Fate | None:
     """Say how a request fares in B, or None if no different."""
-    keys = ("first_token_step", "finished_step", "output_tokens", "finish_reason", "rejected")
-    if all(a[key] == b[key] for key in keys) and a["num_preemptions"] == b["num_preemptions"]:
+    first_token, finished = _TIMES if _TIMES[0] in a else _TIMES_S
+    keys = (first_token, finished, "output_tokens", "finish_reason", "rejected", "num_preemptions")
+    if all(a[key] == b[key] for key in keys):
         return None
     delay = None
-    if a["finished_step"] is not None and b["finished_step"] is not None:
-        delay = b["finished_step"] - a["finished_step"]
+    if a[finished] is not None and b[finished] is not None:
+        delay = b[finished] - a[finished]
     return Fate(
         id=request_id,
-        first_token=(a["first_token_step"], b["first_token_step"]),
-        finished=(a["finished_step"], b["finished_step"]),
+        first_token=(a[first_token], b[first_token]),
+        finished=(a[finished], b[finished]),
         output_tokens=(a["output_tokens"], b["output_tokens"]),
         note=_note(a, b),
         delay=delay,
-        pays=_rank(b) < _rank(a),
+        pays=_rank(b, b[first_token], b[finished]) < _rank(a, a[first_token], a[finished]),
     )
 
 
-def _rank(facts: dict[str, Any]) -> tuple[Any, ...]:
+def _rank(facts: dict[str, Any], first: float | None, finished: float | None) -> tuple[Any, ...]:
     """Order fates from bad to good: served at all, ended, how much, how soon, in peace."""
     done = facts["finish_reason"] in ("stop", "length")
     never = float("-inf")
-    finished, first = facts["finished_step"], facts["first_token_step"]
     return (
         facts["rejected"] is None,
         done,

@@ -26,7 +26,7 @@ class EventBody:
     def __init__(self, scenario: Scenario, file: TextIO | None) -> None:
         header = {
             "config": asdict(scenario.engine),
-            "clock": scenario.clock,
+            "clock": scenario.clock.kind,
             "scenario": scenario.name,
             "seed": scenario.run.seed,
         }

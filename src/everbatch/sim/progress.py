@@ -6,6 +6,7 @@ with the numbers instead of spinning. Called by the run loop.
 
 from everbatch.base.errors import EverbatchError
 from everbatch.scheduler.scheduler import Scheduler
+from everbatch.workload.times import TimeUnit
 
 MAX_NAMED = 8
 
@@ -14,8 +15,11 @@ class NoProgress(EverbatchError):
     """Live requests, none of which can run, now or later."""
 
 
-def no_progress(scheduler: Scheduler, boundary: int, num_deferred_calls: int) -> NoProgress:
+def no_progress(
+    scheduler: Scheduler, now: int, unit: TimeUnit, num_deferred_calls: int
+) -> NoProgress:
     """Make the error that names the requests, what each lacks, and the budgets."""
+    place = f"boundary {now:,}" if unit.is_steps else f"{unit.written(now):,.6f} s"
     requests = list(scheduler.state.requests.values())
     told = [_lack(scheduler, request) for request in requests[:MAX_NAMED]]
     if len(requests) > MAX_NAMED:
@@ -23,7 +27,7 @@ def no_progress(scheduler: Scheduler, boundary: int, num_deferred_calls: int) ->
     config, pool = scheduler.config, scheduler.state.pool
     calls = f" after {num_deferred_calls:,} preemptions in a row" if num_deferred_calls else ""
     return NoProgress(
-        f"no progress at boundary {boundary:,}{calls}: none of {len(requests):,} requests can run: "
+        f"no progress at {place}{calls}: none of {len(requests):,} requests can run: "
         f"{'; '.join(told)} (budgets: {config.max_num_seqs:,} slots, "
         f"{config.max_num_batched_tokens:,} tokens a step, {pool.num_blocks:,} KV blocks of which "
         f"{pool.num_allocatable:,} are free or cached)"

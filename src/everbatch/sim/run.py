@@ -1,35 +1,46 @@
-"""Runs a scenario: the production engine on the clock of steps.
+"""Runs a scenario: the production engine on a virtual clock.
 
 At each boundary, in this order: what the step before brought (the engine did that when the step
-ended), arrivals, aborts, deadlines, then the next step is planned. A tick in which nothing can run
-passes all the same. Belongs here: the order of things and when a run ends. Not here: counting
-(accounts), writing (step_lines, event_body), token ids (texts).
+ended), arrivals, aborts, deadlines, then the next step is planned. On the clock of steps a tick in
+which nothing can run passes all the same; the other clocks skip such time. Who comes or leaves
+while a pass runs does so at its end, and what the pass sampled for who left is dropped. Belongs
+here: the order of things and when a run ends. Not here: counting (accounts), writing (step_lines,
+event_body), token ids (texts).
 
 Several reporting points belong to one run. Those beyond its horizon are reached too, but what is
 written and the summary itself end at the horizon.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from everbatch.base.clock import VirtualClock
-from everbatch.base.events import Event, Preempted
+from everbatch.base.events import Event, Finished, Preempted
+from everbatch.costs.work import StepTime
 from everbatch.engine.engine import Engine, EngineRequest
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.simulated import SimulatedExecutor
 from everbatch.scheduler.plan import StepOutcome, StepPlan, TokenStore
+from everbatch.scheduler.request import FinishReason
 from everbatch.scheduler.scheduler import Scheduler
 from everbatch.sim.accounts import QUEUE_EMPTY, Accounts
+from everbatch.sim.arrivals import World
 from everbatch.sim.event_body import EventBody
 from everbatch.sim.progress import no_progress
-from everbatch.sim.summary import Summary, figures, summary
+from everbatch.sim.step_times import step_time_of
+from everbatch.sim.summary import Summary, figures, request_entries, summary
 from everbatch.sim.texts import TextMaker
 from everbatch.workload.requests import RequestSpec
 from everbatch.workload.scenario import Scenario
+from everbatch.workload.sources import ListedRequests
+
+STEPS_A_REPORT = 4096
+"""So many calls of the engine go by between two reports of progress."""
 
 
 class Observer(Protocol):
-    """Looks on while a run goes by. Steps are numbered by their end's boundary."""
+    """Looks on while a run goes by. Steps are numbered as in `--steps`."""
 
     def planned(self, plan: StepPlan, step: int) -> None:
         """Step `step` is planned and about to run."""
@@ -48,34 +59,53 @@ class Observer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run is to give besides its summary, and how."""
+
+    step_time: StepTime | None = None
+    """How long passes take; None: what the scenario's clock says."""
+    keeps_requests: bool = True
+    """Whether the summary has a part for each request; if not, memory stays bounded."""
+    progress: Callable[[int, int], None] | None = None
+    """Told the time and how many requests have ended, now and then."""
+
+
 def simulate(
-    scenario: Scenario, events: TextIO | None = None, observers: Sequence[Observer] = ()
+    scenario: Scenario,
+    events: TextIO | None = None,
+    observers: Sequence[Observer] = (),
+    options: RunOptions | None = None,
 ) -> Summary:
     """Run a scenario and give its summary; `events` gets the event log.
 
     Raises NoProgress if live requests can never run.
     """
-    return SimulatedRun(scenario, events, observers).run()
+    return SimulatedRun(scenario, events, observers, options or RunOptions()).run()
 
 
 class SimulatedRun:
     """One run of one scenario."""
 
     def __init__(
-        self, scenario: Scenario, events: TextIO | None, observers: Sequence[Observer]
+        self,
+        scenario: Scenario,
+        events: TextIO | None,
+        observers: Sequence[Observer],
+        options: RunOptions,
     ) -> None:
         self._scenario = scenario
+        self._options = options
         self._clock = VirtualClock()
-        executor = _WatchedExecutor(SimulatedExecutor(self._clock), self)
+        step_time = options.step_time or step_time_of(scenario)
+        executor = _WatchedExecutor(SimulatedExecutor(self._clock, step_time), self)
         self.engine = Engine(scenario.engine, executor, self._clock, fails_stuck=False)
-        self.accounts = Accounts(scenario.requests)
-        self._texts = TextMaker(scenario.requests)
-        self._arrivals = _by_time((spec.arrival, spec) for spec in scenario.requests)
-        self._aborts = _by_time(
-            (max(spec.abort_at, spec.arrival), spec)
-            for spec in scenario.requests
-            if spec.abort_at is not None
-        )
+        self.accounts = Accounts(scenario.goals, keeps_requests=options.keeps_requests)
+        if options.keeps_requests:
+            for spec in scenario.requests:
+                self.accounts.expect(spec)
+        self._texts = TextMaker()
+        self._world = World(ListedRequests(scenario.requests))
         run = scenario.run
         points = {*run.horizons, *([] if run.horizon is None else [run.horizon])}
         self._points = sorted(points, reverse=True)
@@ -84,9 +114,13 @@ class SimulatedRun:
         self._summary: Summary | None = None
         self._horizons: Summary = {}
         self._num_deferred_calls = 0
+        self._counts_ticks = scenario.clock.unit.is_steps
+        self._used_blocks = 0
+        """During the pass that ran last."""
 
     def run(self) -> Summary:
         """Run to the end and give the summary."""
+        calls_left = STEPS_A_REPORT
         while True:
             self._arrive()
             self._leave()
@@ -100,57 +134,79 @@ class SimulatedRun:
                 self._step()
             else:
                 self._idle()
+            calls_left -= 1
+            if not calls_left:
+                calls_left = STEPS_A_REPORT
+                self._tell_progress()
 
     def about_to_run(self, plan: StepPlan) -> None:
         """A pass begins: blocks are taken, none is given back yet."""
-        counters, pool = self.accounts.counters, self.engine.scheduler.state.pool
-        counters.peak_blocks = max(counters.peak_blocks, pool.num_used)
+        counters = self.accounts.counters
+        self._used_blocks = self.engine.scheduler.state.pool.num_used
+        counters.peak_blocks = max(counters.peak_blocks, self._used_blocks)
         for observer in self._observers:
-            observer.planned(plan, self._clock.now_ns() + 1)
+            observer.planned(plan, self._step_number(plan, self._clock.now_ns() + 1))
 
     def _arrive(self) -> None:
-        now = self._clock.now_ns()
-        while self._arrivals and self._arrivals[-1][0] <= now:
-            spec = self._arrivals.pop()[1]
+        for spec in self._world.arrivals(self._clock.now_ns()):
+            self.accounts.expect(spec)
             rejection = self.engine.add(_engine_request(spec, self._texts))
             if rejection is not None:
                 self.accounts.note_rejected(spec.id, rejection.message)
+                self._world.ended(spec.id, self._clock.now_ns())
 
     def _leave(self) -> None:
-        now = self._clock.now_ns()
-        while self._aborts and self._aborts[-1][0] <= now:
-            self.engine.abort(self._aborts.pop()[1].id)
+        for request_id in self._world.aborts(self._clock.now_ns()):
+            self.engine.abort(request_id)
+
+    def _left_meanwhile(self) -> Iterator[tuple[str, FinishReason]]:
+        """Give who left while a pass ran, before its very end."""
+        for request_id in self._world.aborts(self._clock.now_ns() - 1):
+            yield request_id, FinishReason.ABORT
 
     def _report(self) -> None:
         """Write down the figures if this boundary is a reporting point or the end."""
         now = self._clock.now_ns()
         horizon = self._scenario.run.horizon
-        has_ended = not self._arrivals and not self.engine.has_work
-        is_end = self._summary is None and (has_ended if horizon is None else now == horizon)
-        is_point = bool(self._points) and self._points[-1] == now
+        has_ended = self._world.next_arrival is None and not self.engine.has_work
+        is_end = self._summary is None and (has_ended if horizon is None else now >= horizon)
+        is_point = bool(self._points) and self._points[-1] <= now
         if not is_end and not is_point:
             return
         self._take_boundary_events()
-        self.accounts.settle(self.engine.scheduler)
-        self.accounts.counters.steps = now
-        if is_point:
-            self._points.pop()
-        if now in self._scenario.run.horizons:
-            self._horizons[str(now)] = figures(self.accounts, self._scenario)
+        facts = self._figures(now)
+        while self._points and self._points[-1] <= now:
+            point = self._points.pop()
+            if point in self._scenario.run.horizons:
+                self._horizons[_point_name(self._scenario.clock.unit.written(point))] = facts
         if is_end:
-            self._summary = summary(self.accounts, self._scenario, self._body.close())
+            scenario = self._scenario
+            self._summary = summary(facts, scenario, self._body.close(), scenario.requests_digest())
+            if self._options.keeps_requests:
+                records, unit = self.accounts.records.values(), scenario.clock.unit
+                self._summary["requests"] = request_entries(records, now, unit)
             self._observers.clear()
+
+    def _figures(self, now: int) -> Summary:
+        scheduler, accounts = self.engine.scheduler, self.accounts
+        accounts.settle(scheduler)
+        accounts.counters.now = now
+        accounts.counters.steps = now if self._counts_ticks else scheduler.state.decodes.num_steps
+        return figures(accounts, self._scenario, accounts.live(scheduler))
 
     def _step(self) -> None:
         """Let the engine decide and run one step, or learn why it cannot."""
-        result = self.engine.step()
+        result = self.engine.step(self._left_meanwhile if self._world.has_aborts else None)
         self._take(result.events)
+        for request_id, _ in result.finished:
+            self._world.ended(request_id, self._clock.now_ns())
         scheduler = self.engine.scheduler
         if result.plan is not None:
             self._num_deferred_calls = 0
             self._count_slots(result.plan)
             for observer in self._observers:
-                observer.ran(result.plan, self._clock.now_ns(), scheduler)
+                step = self._step_number(result.plan, self._clock.now_ns())
+                observer.ran(result.plan, step, scheduler)
             return
         if not scheduler.has_work:
             return
@@ -158,24 +214,31 @@ class SimulatedRun:
         # Who waits and loses what it had kept holds no slot: there are as many such as wait.
         self._num_deferred_calls += any(event.slot is not None for event in yielded)
         if not yielded or self._num_deferred_calls > scheduler.config.max_num_seqs:
-            raise no_progress(scheduler, self._clock.now_ns(), self._num_deferred_calls)
+            raise no_progress(
+                scheduler, self._clock.now_ns(), self._scenario.clock.unit, self._num_deferred_calls
+            )
 
     def _idle(self) -> None:
-        """Let ticks pass until somebody arrives or something is to be reported."""
-        times = [*(arrival for arrival, _ in self._arrivals[-1:]), *self._points[-1:]]
+        """Let time pass until somebody arrives or something is to be reported."""
+        arrival = self._world.next_arrival
+        times = [*([] if arrival is None else [arrival]), *self._points[-1:]]
         now = self._clock.now_ns()
-        ticks = min(times) - now
-        assert ticks > 0, "a run waits for nothing"
+        duration = min(times) - now
+        assert duration > 0, "a run waits for nothing"
+        num_steps = self.engine.scheduler.state.decodes.num_steps
         for observer in self._observers:
-            observer.idled(now + 1)
-        self.accounts.note_idle(QUEUE_EMPTY, self._scenario.engine.max_num_seqs * ticks)
-        self._clock.advance(ticks)
+            observer.idled(now + 1 if self._counts_ticks else num_steps + 1)
+        if self._counts_ticks:
+            self.accounts.note_idle(QUEUE_EMPTY, self._scenario.engine.max_num_seqs * duration)
+        self._clock.advance(duration)
 
     def _take_boundary_events(self) -> None:
         """Take what happened since the last step, for the engine's sums too."""
         events = self.engine.scheduler.take_events()
         for event in events:
             self.engine.metrics.fold(event)
+            if isinstance(event, Finished):
+                self._world.ended(event.id, event.t)
         self._take(events)
 
     def _take(self, events: list[Event]) -> None:
@@ -186,16 +249,19 @@ class SimulatedRun:
                 observer.happened(events)
 
     def _count_slots(self, plan: StepPlan) -> None:
-        """Say why slots were empty in the step that has just run.
+        """Say why slots were empty in the step that has just run, and for how long others were not.
 
         An empty slot is blamed on a request that could have taken it: as many as waited have the
         reason of the first that waits; for the others there was nobody.
         """
-        state = self.engine.scheduler.state
-        self.accounts.counters.masked_slot_iterations += len(plan.masked)
+        state, counters = self.engine.scheduler.state, self.accounts.counters
+        counters.masked_slot_iterations += len(plan.masked)
         # Slots that were given back at the end of the step were held during it.
         given_back = sum(slot not in state.masked for slot in state.released_slots)
         num_empty = len(state.free_slots) - given_back
+        duration = self._clock.now_ns() - plan.start_ns
+        counters.held_slot_time += (self._scenario.engine.max_num_seqs - num_empty) * duration
+        counters.used_block_time += self._used_blocks * duration
         num_waiting = min(num_empty, len(state.requests) - state.num_running)
         self.accounts.note_idle(QUEUE_EMPTY, num_empty - num_waiting)
         if num_waiting:
@@ -204,6 +270,16 @@ class SimulatedRun:
             if first not in deferrals:
                 first = next(request for request in deferrals if request.slot is None)
             self.accounts.note_idle(deferrals[first].reason.value, num_waiting)
+
+    def _step_number(self, plan: StepPlan, end: int) -> int:
+        """Give a step's number: on the clock of steps the tick at whose end it is over."""
+        return end if self._counts_ticks else plan.step
+
+    def _tell_progress(self) -> None:
+        if self._options.progress is not None:
+            counters = self.accounts.counters
+            num_ended = sum(counters.num_finished.values()) + counters.num_rejected
+            self._options.progress(self._clock.now_ns(), num_ended)
 
 
 class _WatchedExecutor:
@@ -225,13 +301,9 @@ class _WatchedExecutor:
         self._executor.reset()
 
 
-def _by_time(entries: Iterable[tuple[int, RequestSpec]]) -> list[tuple[int, RequestSpec]]:
-    """Sort by (time, position in the file), the next one last: it is popped."""
-
-    def order(entry: tuple[int, RequestSpec]) -> tuple[int, int]:
-        return entry[0], entry[1].position
-
-    return sorted(entries, key=order, reverse=True)
+def _point_name(point: float) -> str:
+    """Give a reporting point as it was written: "80", "0.5"."""
+    return str(int(point)) if point == int(point) else str(point)
 
 
 def _engine_request(spec: RequestSpec, texts: TextMaker) -> EngineRequest:
@@ -244,5 +316,6 @@ def _engine_request(spec: RequestSpec, texts: TextMaker) -> EngineRequest:
         tenant=spec.tenant,
         cache_salt=spec.cache_salt,
         n=spec.num_samples,
+        arrival_ns=spec.arrival,
         deadline_ns=None if spec.deadline is None else spec.arrival + spec.deadline,
     )

@@ -9,10 +9,11 @@ import json
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from everbatch.base.events import Admitted, Event, Finished, Preempted, SampleFinished
+from everbatch.base.events import Admitted, Event, Finished, Preempted, SampleFinished, StepRan
 from everbatch.scheduler.plan import Deferral, StepPlan
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.scheduler import Scheduler
+from everbatch.workload.times import STEPS, TimeUnit
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
@@ -20,13 +21,16 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 class StepLines:
     """Writes the lines of one run."""
 
-    def __init__(self, file: TextIO, max_num_seqs: int) -> None:
+    def __init__(self, file: TextIO, max_num_seqs: int, unit: TimeUnit = STEPS) -> None:
         self._file = file
+        self._unit = unit
         self._slots: list[str | None] = [None] * max_num_seqs
         self._admission_of: dict[int, int] = {}
         """A slot's place in the order of admission."""
         self._decodes: dict[int, None] = {}
         self._num_admitted = 0
+        self._end = 0
+        """When the last pass ended."""
         self._preempted: list[str] = []
         self._swapped: dict[str, None] = {}
         """Who is in the host tier."""
@@ -51,11 +55,15 @@ class StepLines:
     def happened(self, events: Iterable[Event]) -> None:
         """Something happened, in a pass or between two."""
         self._events.extend(events)
+        for event in events:
+            if isinstance(event, StepRan):
+                self._end = event.t
 
     def ran(self, plan: StepPlan, step: int, scheduler: Scheduler) -> None:
-        """A pass has ended at boundary `step`: write its line."""
+        """A pass has ended: write its line."""
+        end = step if self._unit.is_steps else self._unit.written(self._end)
         line = _ENCODER.encode(
-            {"step": step, "t": step, **self._scheduled(plan), **self._changes()}
+            {"step": step, "t": end, **self._scheduled(plan), **self._changes()}
             | self._counts(plan, scheduler)
         )
         self._file.write(line + "\n")

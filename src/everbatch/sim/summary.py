@@ -3,125 +3,163 @@
 The command line adds which version of everbatch made it.
 
 The format is public (docs/simulate.md); fields may be added, never renamed. Times are ticks on the
-clock of steps. Pure: reads accounts, changes nothing. Called by the run loop at reporting points.
+clock of steps, seconds on the others. Pure: reads accounts, changes nothing. Called by the run loop
+at reporting points.
 """
 
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from everbatch.sim.accounts import Accounts, RequestRecord
+from everbatch.sim.accounts import Accounts
 from everbatch.sim.distribution import distribution, distribution_of_counts
+from everbatch.sim.latencies import Latencies
+from everbatch.sim.records import RequestRecord
 from everbatch.workload.scenario import Scenario
+from everbatch.workload.times import TimeUnit
 
 Summary = dict[str, Any]
 
 
-def figures(accounts: Accounts, scenario: Scenario) -> Summary:
-    """Give the figures of a run up to now; the accounts are settled."""
-    counters = accounts.counters
+def figures(accounts: Accounts, scenario: Scenario, live: list[RequestRecord]) -> Summary:
+    """Give the figures of a run up to now; the accounts are settled, `live` have not ended."""
+    counters, unit = accounts.counters, scenario.clock.unit
     slot_iterations = scenario.engine.max_num_seqs * counters.steps
-    records = accounts.records.values()
-    recomputed = sum(record.recomputed_tokens for record in records)
+    recomputed = accounts.recomputed_tokens(live)
     scheduled = counters.scheduled_tokens
+    latencies = accounts.latencies(live)
     return {
         "steps": counters.steps,
-        "duration_s": None,
+        "duration_s": None if unit.is_steps else unit.written(counters.now),
         "slot_iterations": slot_iterations,
         "useful_tokens": counters.useful_tokens,
-        "slot_occupancy": counters.useful_tokens / slot_iterations if slot_iterations else None,
+        "slot_occupancy": _share(counters.useful_tokens, slot_iterations),
         "masked_slot_iterations": counters.masked_slot_iterations,
         "idle_slot_iterations": dict(sorted(counters.idle_slot_iterations.items())),
+        "time_occupancy": _time_occupancy(accounts, scenario),
         "scheduled_tokens": scheduled,
         "recomputed_tokens": recomputed,
         "recomputed_token_ratio": recomputed / scheduled if scheduled else 0.0,
         "num_preemptions": counters.num_preemptions,
         "peak_blocks": counters.peak_blocks,
         "prefix_cache_hit_tokens": counters.prefix_cache_hit_tokens,
-        "num_finished": _count_reasons(records),
-        "num_rejected": sum(record.rejected is not None for record in records),
-        **_latencies(accounts),
+        "num_arrived": counters.num_arrived,
+        "num_finished": dict(sorted(counters.num_finished.items())),
+        "num_rejected": counters.num_rejected,
+        "throughput": None if unit.is_steps else _throughput(accounts, latencies, unit),
+        "goodput": _goodput(accounts, latencies, unit),
+        "ttft": _written(distribution(latencies.ttft), unit),
+        "itl": _written(distribution_of_counts(accounts.token_gaps), unit),
+        "tpot": _written(distribution(latencies.tpot), unit),
+        "e2e": _written(distribution(latencies.e2e), unit),
     }
 
 
-def summary(accounts: Accounts, scenario: Scenario, digest: str) -> Summary:
-    """Give the whole summary of a run but for the extra horizons."""
-    facts = figures(accounts, scenario)
+def summary(facts: Summary, scenario: Scenario, digest: str, workload_digest: str) -> Summary:
+    """Give the summary of a run whose figures are `facts`, but for horizons and requests."""
+    horizon = scenario.run.horizon
     return {
         "scenario": scenario.name,
-        "clock": scenario.clock,
-        "horizon": scenario.run.horizon,
+        "clock": scenario.clock.kind,
+        "horizon": None if horizon is None else scenario.clock.unit.written(horizon),
         "seed": scenario.run.seed,
         **facts,
         "digest": digest,
         "config": asdict(scenario.engine),
-        "workload": {
-            "num_requests": len(scenario.requests),
-            "digest": scenario.requests_digest(),
-        },
+        "workload": {"num_requests": len(scenario.requests), "digest": workload_digest},
         "horizons": {},
-        "requests": _requests(accounts),
     }
 
 
-def _count_reasons(records: Iterable[RequestRecord]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for record in records:
-        if record.finish_reason is not None:
-            counts[record.finish_reason] = counts.get(record.finish_reason, 0) + 1
-    return dict(sorted(counts.items()))
-
-
-def _latencies(accounts: Accounts) -> dict[str, dict[str, float | None]]:
-    """TTFT of all that emitted, ITL over all gaps, TPOT of two tokens or more, E2E of the ended.
-
-    TTFT and E2E are a request's, ITL and TPOT those of each of its samples.
-    """
-    ttft: list[float] = []
-    tpot: list[float] = []
-    e2e: list[float] = []
-    for record in accounts.records.values():
-        if record.first_token_at is not None:
-            ttft.append(record.first_token_at - record.spec.arrival)
-        for stream in record.streams:
-            last = accounts.last_token_of(stream)
-            if stream.first_token_at is not None and stream.output_tokens >= 2 and last is not None:
-                tpot.append((last - stream.first_token_at) / (stream.output_tokens - 1))
-        if record.finish_reason in ("stop", "length") and record.finished_at is not None:
-            e2e.append(record.finished_at - record.spec.arrival)
-    return {
-        "ttft": distribution(ttft),
-        "itl": distribution_of_counts(accounts.token_gaps),
-        "tpot": distribution(tpot),
-        "e2e": distribution(e2e),
-    }
-
-
-def _requests(accounts: Accounts) -> dict[str, Any]:
+def request_entries(
+    records: Iterable[RequestRecord], now: int, unit: TimeUnit
+) -> dict[str, dict[str, Any]]:
     """Give an entry a request, and behind it one for each of its samples."""
-    now = accounts.counters.steps
-    entries: dict[str, Any] = {}
-    for request_id, record in accounts.records.items():
-        entries[request_id] = _request(record, now)
+    entries: dict[str, dict[str, Any]] = {}
+    for record in records:
+        entries[record.spec.id] = _entry(record, now, unit)
         for sample_id, sample in record.samples.items():
-            entries[sample_id] = {**_request(sample, now), "sample_of": request_id}
+            entries[sample_id] = {**_entry(sample, now, unit), "sample_of": record.spec.id}
     return entries
 
 
-def _request(record: RequestRecord, now: int) -> dict[str, Any]:
-    started = record.started_at
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _time_occupancy(accounts: Accounts, scenario: Scenario) -> dict[str, float | None]:
+    """Of all time up to now: in which a pass ran; of slots and of blocks, those that were held."""
+    counters, engine = accounts.counters, scenario.engine
+    return {
+        "busy": _share(counters.busy_time, counters.now),
+        "slots": _share(counters.held_slot_time, counters.now * engine.max_num_seqs),
+        "blocks": _share(counters.used_block_time, counters.now * engine.num_blocks),
+    }
+
+
+def _throughput(
+    accounts: Accounts, latencies: Latencies, unit: TimeUnit
+) -> dict[str, float | None]:
+    counters = accounts.counters
+    seconds = unit.written(counters.now)
+    return {
+        "requests_per_s": _share(len(latencies.e2e), seconds),
+        "output_tokens_per_s": _share(counters.useful_tokens, seconds),
+        "scheduled_tokens_per_s": _share(counters.scheduled_tokens, seconds),
+    }
+
+
+def _goodput(accounts: Accounts, latencies: Latencies, unit: TimeUnit) -> dict[str, Any] | None:
+    """Of all requests that have come, those that ended regularly and met every goal."""
+    if not accounts.goals:
+        return None
+    counters, num_good = accounts.counters, latencies.num_good
+    seconds = unit.written(counters.now)
+    return {
+        "slo": {name: unit.written(goal) for name, goal in accounts.goals.items()},
+        "num_requests": num_good,
+        "share": _share(num_good, counters.num_arrived),
+        "requests_per_s": None if unit.is_steps else _share(num_good, seconds),
+    }
+
+
+def _written(times: dict[str, float | None], unit: TimeUnit) -> dict[str, float | None]:
+    return {name: None if time is None else unit.written(time) for name, time in times.items()}
+
+
+def _entry(record: RequestRecord, now: int, unit: TimeUnit) -> dict[str, Any]:
     return {
         "state": record.state,
         "finish_reason": record.finish_reason,
-        "arrival": record.spec.arrival,
-        "first_step": started + 1 if started is not None else None,
-        "first_token_step": record.first_token_at,
-        "finished_step": record.finished_at,
-        "queue_wait": started - record.spec.arrival if started is not None else None,
-        "preempted_wait": record.waited_preempted(now),
+        **(_boundaries(record, now) if unit.is_steps else _seconds(record, now, unit)),
         "output_tokens": record.output_tokens,
         "cached_tokens": record.cached_tokens,
         "num_preemptions": record.num_preemptions,
         "recomputed_tokens": record.recomputed_tokens,
         "rejected": record.rejected,
     }
+
+
+def _boundaries(record: RequestRecord, now: int) -> dict[str, int | None]:
+    started = record.started_at
+    return {
+        "arrival": record.spec.arrival,
+        "first_step": started + 1 if started is not None else None,
+        "first_token_step": record.first_token_at,
+        "finished_step": record.finished_at,
+        "queue_wait": started - record.spec.arrival if started is not None else None,
+        "preempted_wait": record.waited_preempted(now),
+    }
+
+
+def _seconds(record: RequestRecord, now: int, unit: TimeUnit) -> dict[str, float | None]:
+    started = record.started_at
+    times = {
+        "arrival_s": record.spec.arrival,
+        "first_scheduled_s": started,
+        "first_token_s": record.first_token_at,
+        "finished_s": record.finished_at,
+        "queue_wait_s": started - record.spec.arrival if started is not None else None,
+        "preempted_wait_s": record.waited_preempted(now),
+    }
+    return {name: None if time is None else unit.written(time) for name, time in times.items()}

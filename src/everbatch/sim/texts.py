@@ -5,30 +5,27 @@ tokens and outputs belong to one request. Written token ids are not negative; al
 two never meet.
 """
 
-from collections.abc import Iterable
-
+from everbatch.base.errors import ConfigError
 from everbatch.executors.simulated import Piece, SimulatedText
 from everbatch.workload.requests import RequestSpec
 
 LOWEST_ID = -(1 << 31)
+FIRST_PRIVATE_ID = -(3 << 29)
+"""Named streams take the ids below, as many as were asked for so far."""
 
 
 class TextMaker:
-    """Hands out ranges of ids. After 2**31 tokens private ids come again, one further on each time.
+    """Hands out ranges of ids. After 3 · 2**29 private ones they come again, one further each time.
 
     So two texts of equal length still begin with different ids, and share no block.
     """
 
-    def __init__(self, specs: Iterable[RequestSpec]) -> None:
-        longest: dict[str, int] = {}
-        for spec in specs:
-            for segment in spec.prompt.segments:
-                if segment.text is not None:
-                    longest[segment.text] = max(segment.tokens, longest.get(segment.text, 0))
-        self._next_id = self._first_private_id = LOWEST_ID
+    def __init__(self) -> None:
+        self._next_named_id = LOWEST_ID
+        self._next_id = FIRST_PRIVATE_ID
         self._num_rounds = 0
-        self._streams = {name: self._take(count) for name, count in longest.items()}
-        self._first_private_id = self._next_id
+        self._streams: dict[str, list[range]] = {}
+        """Each as long as the longest piece of it so far, in as many ranges as it grew."""
 
     def make(self, spec: RequestSpec) -> SimulatedText:
         """Make a request's text; call it once a request."""
@@ -38,15 +35,34 @@ class TextMaker:
             if segment.text is None:
                 pieces.append(self._take(segment.tokens))
             else:
-                pieces.append(self._streams[segment.text][: segment.tokens])
+                pieces += self._named(segment.text, segment.tokens)
         num_outputs = min(spec.output_tokens, spec.max_tokens)
         outputs = [self._take(num_outputs) for _ in range(spec.num_samples)]
         return SimulatedText((*pieces, outputs[0]), spec.output_tokens, tuple(outputs[1:]))
 
+    def _named(self, name: str, count: int) -> list[range]:
+        """Give the first `count` ids of a stream."""
+        stream = self._streams.setdefault(name, [])
+        pieces: list[range] = []
+        for piece in stream:
+            pieces.append(piece[:count])
+            count -= len(pieces[-1])
+        if count:
+            start = self._next_named_id
+            self._next_named_id += count
+            if self._next_named_id > FIRST_PRIVATE_ID:
+                raise ConfigError(
+                    f"the named texts have more than {FIRST_PRIVATE_ID - LOWEST_ID:,} tokens in "
+                    "all: shorten them, or run fewer requests"
+                )
+            stream.append(range(start, self._next_named_id))
+            pieces.append(stream[-1])
+        return pieces
+
     def _take(self, count: int) -> range:
         if self._next_id + count > 0:
             self._num_rounds += 1
-            self._next_id = self._first_private_id + self._num_rounds
+            self._next_id = FIRST_PRIVATE_ID + self._num_rounds
         start = self._next_id
         self._next_id = start + count
         return range(start, self._next_id)

@@ -1,8 +1,8 @@
 """[[requests]] of a scenario: who arrives when, with which prompt, and what the client does.
 
 Belongs here: reading one table, and turning it into one RequestSpec a request (`count`, `every`).
-Not here: token ids (sim.texts makes them). Times are boundaries on the clock of steps; the reader
-of times is handed in, so that other clocks can bring theirs. Called by scenario.py.
+Not here: token ids (sim.texts makes them). Times are in the clock's own integers; the reader of
+times is handed in, so that each clock brings its own. Called by scenario.py.
 """
 
 from array import array
@@ -64,7 +64,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """One request. Times are boundaries; `position` is its place in the file.
+    """One request. Times are in the clock's own integers; `position` is its place in the file.
 
     `output_tokens` is where the model ends by itself, end token included: only the executor knows.
     """

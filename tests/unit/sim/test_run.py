@@ -7,7 +7,7 @@ from command_line import scenario_text
 
 from everbatch.engine.engine import StepResult
 from everbatch.sim.progress import NoProgress
-from everbatch.sim.run import SimulatedRun, simulate
+from everbatch.sim.run import RunOptions, SimulatedRun, simulate
 from everbatch.workload.scenario import parse_scenario
 
 
@@ -256,12 +256,12 @@ class _Stuck:
     def __init__(self, engine) -> None:
         self._engine = engine
 
-    def step(self) -> StepResult:
+    def step(self, inbox=None) -> StepResult:
         return StepResult(events=self._engine.scheduler.take_events())
 
 
 def test_a_run_that_cannot_go_on_names_requests_and_budgets():
-    stuck = SimulatedRun(scenario_of(*(request(str(n)) for n in range(9))), None, [])
+    stuck = SimulatedRun(scenario_of(*(request(str(n)) for n in range(9))), None, [], RunOptions())
     stuck.engine.step = _Stuck(stuck.engine).step
 
     with pytest.raises(NoProgress) as error:

@@ -15,7 +15,7 @@ def ids_of(*prompts, output_tokens=3) -> list[list[int]]:
         for number, prompt in enumerate(prompts)
     ]
     specs = parse_scenario(scenario_text(requests), "given", "given").requests
-    maker = TextMaker(specs)
+    maker = TextMaker()
     ids = []
     for spec in specs:
         tokens = array("i")
@@ -66,7 +66,7 @@ def test_texts_still_differ_when_all_ids_are_used_up():
         {"id": str(number), "output_tokens": 1, "prompt_tokens": 1 << 30} for number in range(4)
     ]
     specs = parse_scenario(scenario_text(requests), "given", "given").requests
-    maker = TextMaker(specs)
+    maker = TextMaker()
 
     first_ids = [maker.make(spec).read(0, 1) for spec in specs]
 

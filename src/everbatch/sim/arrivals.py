@@ -1,0 +1,47 @@
+"""Who comes next, and which clients leave when: the outside world of a run.
+
+Belongs here: the order of arrivals and aborts. Not here: what the engine does with them (run).
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from everbatch.workload.requests import RequestSpec
+from everbatch.workload.sources import RequestSource
+
+
+class World:
+    """Arrivals from a source, and the aborts that come of them."""
+
+    def __init__(self, source: RequestSource) -> None:
+        self._source = source
+        self._aborts: list[tuple[int, int, str]] = []
+        """A heap of (time, position, id) of those who have come and will leave."""
+
+    @property
+    def next_arrival(self) -> int | None:
+        return self._source.peek()
+
+    def arrivals(self, now: int) -> Iterator[RequestSpec]:
+        """Give who has come by now, in order."""
+        while True:
+            arrival = self._source.peek()
+            if arrival is None or arrival > now:
+                return
+            spec = self._source.pop()
+            if spec.abort_at is not None:
+                heappush(self._aborts, (max(spec.abort_at, spec.arrival), spec.position, spec.id))
+            yield spec
+
+    def aborts(self, now: int) -> Iterator[str]:
+        """Give who has left by now, among those who have come."""
+        while self._aborts and self._aborts[0][0] <= now:
+            yield heappop(self._aborts)[2]
+
+    @property
+    def has_aborts(self) -> bool:
+        return bool(self._aborts)
+
+    def ended(self, request_id: str, now: int) -> None:
+        """A request has ended, or was refused."""
+        self._source.ended(request_id, now)
