@@ -90,7 +90,7 @@ BAD_COMPLETION_FIELDS: list[tuple[str, Any, str]] = [
     ("n", "1", "n must be an integer"),
     ("n", True, "n must be an integer"),
     ("n", 9, "at most max_num_seqs 8 samples can run at once"),
-    ("priority", 5, "priority is 5, but this server's policy is fcfs"),
+    ("priority", 5, "priority is 5, but the policy is fcfs"),
     ("tenant", 5, "tenant must be a string"),
     ("tenant", "x" * 129, "at most 128"),
     ("max_wait_s", -1, "max_wait_s must lie in [0, 86400] seconds, got -1"),

@@ -3,14 +3,13 @@
 The only place that meets them all. Called by llm and by the command line.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everbatch.assemble.event_log import EventLogFile
 from everbatch.assemble.measure import measure_costs
 from everbatch.assemble.memory import available_bytes
-from everbatch.assemble.model_source import resolve_model
+from everbatch.assemble.model_source import Progress, resolve_model
 from everbatch.assemble.options import EngineOptions, scheduler_config
 from everbatch.assemble.resolved import ResolvedOptions
 from everbatch.assemble.wallclock import WallClock
@@ -23,9 +22,6 @@ from everbatch.kernels.reference import ReferenceKernels
 from everbatch.models.llama import LlamaForCausalLM, network_shape
 from everbatch.models.weights import LoadedModel, load_model
 from everbatch.tokenizer.tokenizer import Tokenizer
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, and how much of how much is done."""
 
 FLOAT32_BYTES = 4
 TOKEN_ID_BYTES = 4
@@ -59,7 +55,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> Re
     event_log = EventLogFile(options.event_log, clock) if options.event_log is not None else None
     try:
         return _build(options, clock, event_log, progress or _silence)
-    except BaseException:
+    except BaseException:  # Ctrl-C while a model is loaded, too: a log that is open is closed.
         if event_log is not None:
             event_log.close()
         raise

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from everbatch.base.errors import ConfigError
 
 MAX_SHOWN_CHARACTERS = 60
+MAX_SHOWN_BITS = 128
 MAX_INTEGER = (1 << 53) - 1
 """The largest integer that every reader of JSON keeps exactly."""
 
@@ -103,6 +104,9 @@ def shown(value: object) -> str:
     """Give a value as it can stand in a message, whatever its size."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
+        # Beyond thousands of digits Python refuses to write them at all.
+        return f"an integer of {value.bit_length():,} bits"
     text = repr(value)
     if isinstance(value, str):
         text = f'"{value}"' if value.isprintable() else ascii(value)

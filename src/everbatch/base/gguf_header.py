@@ -16,12 +16,12 @@ reads none either); each is refused by name. Source: ggml, docs/gguf.md and src/
 
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from everbatch.base.errors import ModelLoadError, UnsupportedModel
+from everbatch.base.spans import first_overlap
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -38,6 +38,7 @@ MAX_ALIGNMENT = 65_536
 MAX_DIMS = 4
 
 _CHUNK_BYTES = 1 << 20
+_DAMAGED = "; the file is damaged, or no model: download it again"
 
 # ggml type id: name, values in a block, bytes of a block. Source: ggml.h, ggml_type and the structs
 # of ggml-common.h.
@@ -201,7 +202,9 @@ class _Reader:
                 "download it again"
             )
         if end > MAX_HEADER_BYTES:
-            self.fail(f"the header is longer than the limit of {MAX_HEADER_BYTES:,} bytes")
+            self.fail(
+                f"{what} ends at byte {end:,}, the header may have {MAX_HEADER_BYTES:,}{_DAMAGED}"
+            )
         rest = self._window[self._next :]
         self._start, self._next = self.position, 0
         self._window = rest + self._file.read(max(num_bytes - len(rest), _CHUNK_BYTES))
@@ -229,10 +232,11 @@ def _read_preamble(reader: _Reader) -> tuple[int, int]:
         reader.refuse(f"GGUF version {version} is not supported (2 and 3 are)")
     num_tensors, num_entries = reader.read_struct(_TWO_U64, "the preamble")
     if num_tensors > MAX_TENSORS:
-        reader.fail(f"it claims {num_tensors:,} tensors, the limit is {MAX_TENSORS:,}")
+        reader.fail(f"it claims {num_tensors:,} tensors, the limit is {MAX_TENSORS:,}{_DAMAGED}")
     if num_entries > MAX_METADATA_ENTRIES:
         reader.fail(
             f"it claims {num_entries:,} metadata entries, the limit is {MAX_METADATA_ENTRIES:,}"
+            f"{_DAMAGED}"
         )
     return num_tensors, num_entries
 
@@ -325,7 +329,6 @@ def _check_disjoint(reader: _Reader, tensors: list[GgufTensorInfo]) -> None:
         if tensor.name in seen:
             reader.fail(f"tensor {tensor.name!r} appears twice")
         seen.add(tensor.name)
-    ordered = sorted(tensors, key=lambda tensor: (tensor.offset, tensor.name))
-    for before, after in pairwise(ordered):
-        if before.offset + before.num_bytes > after.offset:
-            reader.fail(f"tensors {before.name!r} and {after.name!r} overlap")
+    overlap = first_overlap((tensor.offset, tensor.num_bytes, tensor.name) for tensor in tensors)
+    if overlap is not None:
+        reader.fail(f"tensors {overlap[0]!r} and {overlap[1]!r} overlap: download it again")

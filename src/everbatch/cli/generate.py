@@ -20,11 +20,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from everbatch.base.errors import EverbatchError, InvalidRequest
+from everbatch.base.errors import EverbatchError
 from everbatch.cli.loading import loading_bar
 from everbatch.cli.options import engine_options, pop_engine_options
-from everbatch.cli.prompts import Task, read_tasks
+from everbatch.cli.prompts import Task, naming_line, read_tasks
 from everbatch.cli.sections import SectionedCommand
+from everbatch.engine.token_checks import check_priority
 
 if TYPE_CHECKING:
     from everbatch.llm import LLM, CompletionOutput, RequestOutput
@@ -125,22 +126,17 @@ class _AnswerWriter:
 def _check_priorities(tasks: list[Task], policy: str) -> None:
     """Refuse priorities that nobody would look at, before a model is loaded."""
     for task in tasks:
-        if task.priority != 0 and policy != "priority":
-            raise InvalidRequest(
-                f"line {task.number}: priority is {task.priority}, but --policy is {policy}, which "
-                "knows none: leave it out or use --policy priority"
-            )
+        with naming_line(task.number):
+            check_priority(task.priority, policy, "use --policy priority")
 
 
 def _encoded(llm: "LLM", task: Task) -> list[int]:
     """Give the token ids of a prompt that can run, or say which line cannot."""
-    try:
+    with naming_line(task.number):
         if task.messages is not None:
             return llm.check(llm.encode_chat(task.messages), task.params)
         assert task.prompt is not None
         return llm.check(task.prompt, task.params)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"line {task.number}: {error}", error.param) from error
 
 
 def _lines(index: int, answer: "RequestOutput", task: Task) -> bytes:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from everbatch.assemble.real import Progress as Tell
+from everbatch.assemble.model_source import Progress as Tell
 
 
 @contextmanager

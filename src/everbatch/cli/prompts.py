@@ -5,6 +5,8 @@ Belongs here: the format, and errors that name the line. Not here: whether a pro
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,15 @@ def read_tasks(path: str, defaults: dict[str, Any]) -> list[Task]:
     if not tasks:
         raise InvalidRequest(f"there are no prompts in {_named(path)}: write one a line")
     return tasks
+
+
+@contextmanager
+def naming_line(number: int) -> Iterator[None]:
+    """Put the number of a line before what is wrong with its prompt."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(f"line {number}: {error}", error.param) from error
 
 
 def _read_lines(path: str) -> list[tuple[int, str]]:
@@ -105,7 +116,5 @@ def _parse(line: str, number: int, defaults: dict[str, Any]) -> Task:
 
 
 def _params(defaults: dict[str, Any], given: dict[str, Any], number: int) -> SamplingParams:
-    try:
+    with naming_line(number):
         return SamplingParams(**{**defaults, **given})
-    except InvalidRequest as error:
-        raise InvalidRequest(f"line {number}: {error}", error.param) from error

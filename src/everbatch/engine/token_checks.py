@@ -1,7 +1,7 @@
-"""Token ids and counts that only the model's sizes can judge.
+"""What only the model's sizes and the engine's options can judge of a request.
 
 Belongs here: what SamplingParams cannot know. Not here: whether a request can ever run, which the
-engine says when it refuses it. Used by the server and the Python API.
+engine says when it refuses it. Used by the server, the Python API and the command line.
 """
 
 from collections.abc import Sequence
@@ -37,6 +37,16 @@ def check_min_tokens(sampling: SamplingParams, num_left: int) -> None:
             f"min_tokens is {sampling.min_tokens:,}, the prompt leaves room for {num_left:,}: "
             "lower it or shorten the prompt",
             "min_tokens",
+        )
+
+
+def check_priority(priority: int, policy: str, way_out: str) -> None:
+    """Raise InvalidRequest for a priority that the policy would not look at."""
+    if priority != 0 and policy != "priority":
+        raise InvalidRequest(
+            f"priority is {priority}, but the policy is {policy}, which knows none: leave it out, "
+            f"or {way_out}",
+            "priority",
         )
 
 

@@ -15,13 +15,19 @@ from typing import Any
 import numpy as np
 
 from everbatch.assemble.interrupts import interrupts_between_steps
+from everbatch.assemble.model_source import Progress
 from everbatch.assemble.options import EngineOptions
-from everbatch.assemble.real import Progress, RealEngine, build_engine
+from everbatch.assemble.real import RealEngine, build_engine
 from everbatch.base.errors import ConfigError, InvalidRequest
 from everbatch.engine.engine import EngineRequest, StepResult, TokenOutput
 from everbatch.engine.executor import TokenLogprobs
 from everbatch.engine.sampling_params import SamplingParams
-from everbatch.engine.token_checks import check_min_tokens, check_sampling_ids, check_token_ids
+from everbatch.engine.token_checks import (
+    check_min_tokens,
+    check_priority,
+    check_sampling_ids,
+    check_token_ids,
+)
 from everbatch.llm.outputs import CompletionOutput, Logprob, RequestOutput
 from everbatch.llm.prompts import (
     Message,
@@ -168,12 +174,7 @@ class LLM:
         for one in priorities:
             if isinstance(one, bool) or not isinstance(one, int):
                 raise InvalidRequest(f"priority must hold integers, not {one!r}", "priority")
-            if one != 0 and policy != "priority":
-                raise InvalidRequest(
-                    f"priority is {one}, but the policy is {policy}, which knows none: leave it "
-                    'out, or make the LLM with policy="priority"',
-                    "priority",
-                )
+            check_priority(one, policy, 'make the LLM with policy="priority"')
 
     def _wanted(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from everbatch.base.errors import ModelLoadError, UnsupportedModel
+from everbatch.base.fields import shown
 
 # Sizes are int32 in the packed batch; nothing larger can be a real model's.
 MAX_INTEGER = 2**31 - 1
@@ -70,7 +71,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            self.fail(f"{self.name(key)} is {_shown(value)}, expected true or false")
+            self.fail(f"{self.name(key)} is {shown(value)}, expected true or false")
         return value
 
     def text(self, key: str) -> str:
@@ -94,7 +95,7 @@ class Fields:
         if value is None or value == {}:
             return None
         if not isinstance(value, dict):
-            self.fail(f"{self.name(key)} is {_shown(value)}, expected an object")
+            self.fail(f"{self.name(key)} is {shown(value)}, expected an object")
         return Fields(value, self.source, f"{self.name(key)}.")
 
     def _required(self, key: str) -> object:
@@ -105,28 +106,20 @@ class Fields:
 
     def _integer(self, key: str, value: object, minimum: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
-            self.fail(f"{self.name(key)} is {_shown(value)}, expected an integer")
+            self.fail(f"{self.name(key)} is {shown(value)}, expected an integer")
         if not minimum <= value <= MAX_INTEGER:
-            self.fail(f"{self.name(key)} is {_shown(value)}, expected {minimum} to {MAX_INTEGER:,}")
+            self.fail(f"{self.name(key)} is {shown(value)}, expected {minimum} to {MAX_INTEGER:,}")
         return value
 
     def _number(self, key: str, value: object) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
-            self.fail(f"{self.name(key)} is {_shown(value)}, expected a number")
+            self.fail(f"{self.name(key)} is {shown(value)}, expected a number")
         # An integer may be too large for a float, so it is compared before it is converted.
         if not 0 < value <= MAX_NUMBER or not math.isfinite(value):
-            self.fail(f"{self.name(key)} is {_shown(value)}, expected a finite number above 0")
+            self.fail(f"{self.name(key)} is {shown(value)}, expected a finite number above 0")
         return float(value)
 
     def _text(self, key: str, value: object) -> str:
         if not isinstance(value, str):
-            self.fail(f"{self.name(key)} is {_shown(value)}, expected a string")
+            self.fail(f"{self.name(key)} is {shown(value)}, expected a string")
         return value
-
-
-def _shown(value: object) -> str:
-    """The value for an error message, cut where it would flood the terminal."""
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length():,} bits"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -9,12 +9,12 @@ safe to trust. Not here: the data (stored_tensor.py), the config. Called by weig
 
 import struct
 from collections.abc import Iterable
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import NoReturn, TypeGuard
 
 from everbatch.base.errors import ModelLoadError, UnsupportedModel
+from everbatch.base.spans import first_overlap
 from everbatch.models.file_errors import reading
 from everbatch.models.json_file import parse_object, read_json
 from everbatch.models.stored_tensor import PLAIN_TYPES, StoredTensor
@@ -158,7 +158,8 @@ def _are_sizes(value: object) -> TypeGuard[list[int]]:
 
 
 def _check_disjoint(path: Path, tensors: Iterable[StoredTensor]) -> None:
-    ordered = sorted(tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes, tensor.name))
-    for before, after in pairwise(ordered):
-        if before.offset + before.num_bytes > after.offset:
-            raise ModelLoadError(f"{path}: tensors {before.name!r} and {after.name!r} overlap")
+    overlap = first_overlap((tensor.offset, tensor.num_bytes, tensor.name) for tensor in tensors)
+    if overlap is not None:
+        raise ModelLoadError(
+            f"{path}: tensors {overlap[0]!r} and {overlap[1]!r} overlap: download it again"
+        )

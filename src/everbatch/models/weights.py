@@ -27,7 +27,7 @@ from everbatch.models.stored_tensor import StoredTensor, read_as_float32
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 
-Progress = Callable[[int, int], None]
+OnBytesRead = Callable[[int, int], None]
 """Called with the bytes of weights read so far and in all."""
 
 Reorder = Callable[[str, Floats], Floats]
@@ -44,7 +44,7 @@ class LoadedModel:
     num_parameters: int
 
 
-def load_model(path: Path, progress: Progress | None = None) -> LoadedModel:
+def load_model(path: Path, progress: OnBytesRead | None = None) -> LoadedModel:
     """Read the model at `path`, a directory or a .gguf file, into float32.
 
     Tensor by tensor: the peak is the result plus a few megabytes. ModelLoadError names the file
@@ -118,7 +118,7 @@ def _problem(problems: TensorProblems, by_name: Mapping[str, StoredTensor], path
     )
 
 
-def _read(wanted: list[StoredTensor], reorder: Reorder, progress: Progress) -> dict[str, Floats]:
+def _read(wanted: list[StoredTensor], reorder: Reorder, progress: OnBytesRead) -> dict[str, Floats]:
     total = sum(tensor.num_bytes for tensor in wanted)
     done = 0
     tensors: dict[str, Floats] = {}

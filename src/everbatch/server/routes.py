@@ -17,7 +17,12 @@ from starlette.responses import Response
 
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.sampling_params import SamplingParams
-from everbatch.engine.token_checks import check_min_tokens, check_sampling_ids, check_token_ids
+from everbatch.engine.token_checks import (
+    check_min_tokens,
+    check_priority,
+    check_sampling_ids,
+    check_token_ids,
+)
 from everbatch.server import openapi
 from everbatch.server.answer import Answering, Prompt, answer_stream, answer_whole
 from everbatch.server.channel import Channel
@@ -33,7 +38,7 @@ from everbatch.server.protocol import (
 )
 from everbatch.server.request_id import note_answer_id
 from everbatch.server.served import Served
-from everbatch.server.standing import check_priority, with_headers
+from everbatch.server.standing import with_headers
 
 # Above it a text is encoded on another thread, so that the streams do not wait for it. 8 k
 # characters take about a millisecond, 4 MiB half a second.
@@ -132,7 +137,8 @@ class _Routes:
         """Check what needs no prompt, and take in what stands in the headers."""
         _check_model(self._served, common.model)
         check_sampling_ids(common.sampling, self._served.model.vocab_size)
-        check_priority(common.priority, self._served.engine.config.policy)
+        policy = self._served.engine.config.policy
+        check_priority(common.priority, policy, "start the server with --policy priority")
         return with_headers(common, request.headers)
 
     async def _read(self, request: Request) -> bytes:

@@ -1,8 +1,7 @@
-"""What a request asks for in the queue: its tenant, its priority, and how long it may wait.
+"""What headers ask for in the queue: whose the request is, and how long it may wait.
 
-Belongs here: the headers that a gateway may set in place of body fields, and what the server's
-policy makes of a priority. Not here: the body (protocol.py), the queue (scheduler). Used by the
-routes.
+Belongs here: the headers that a gateway may set in place of body fields. Not here: the body
+(protocol.py), the queue (scheduler). Used by the routes.
 
 A header and a field that contradict each other are refused: behind a gateway that sets the header,
 nobody can claim to be another tenant.
@@ -32,17 +31,6 @@ def with_headers(common: Common, headers: Mapping[str, str]) -> Common:
         tenant=common.tenant if tenant is None else tenant,
         max_wait_s=common.max_wait_s if max_wait_s is None else max_wait_s,
     )
-
-
-def check_priority(priority: int, policy: str) -> None:
-    """Refuse a priority that the server's policy would not look at."""
-    if priority != 0 and policy != "priority":
-        raise bad_request(
-            f"priority is {priority}, but this server's policy is {policy}, which knows none: "
-            "leave it out, or start the server with --policy priority",
-            "priority",
-            "invalid_value",
-        )
 
 
 def _tenant(headers: Mapping[str, str]) -> str | None:

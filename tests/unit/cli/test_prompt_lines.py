@@ -89,7 +89,7 @@ def test_objects_have_a_prompt_options_of_their_own_and_an_id(tmp_path: Path) ->
         ('{"prompt": "a", "temperature": "1"}', "temperature must be a number"),
         ('{"prompt": "a", "seed": 1' + "0" * 500 + "}", "seed"),
         ('{"prompt": "a", "stop": 5}', "stop must be a list of strings"),
-        ('{"prompt": "a", "logit_bias": {"x": 1}}', "logit_bias must be an integer, not 'x'"),
+        ('{"prompt": "a", "logit_bias": {"x": 1}}', "logit_bias has the key 'x', which is no"),
         (b"\xff", "is not UTF-8"),
     ],
 )
