@@ -174,6 +174,7 @@ def test_request_that_waits_too_long_is_refused_and_one_that_runs_is_not(stream:
         assert late.status_code == 503
         error = late.json()["error"]
         assert (error["type"], error["code"]) == ("server_error", "deadline")
+        assert "max_wait_s, 0.05: come again later, or raise it" in error["message"]
         assert "retry-after" in late.headers
         assert harness.engine.stats.num_finished == {"stop": 2, "deadline": 1}
         harness.assert_all_returned()

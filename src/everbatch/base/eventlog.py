@@ -84,11 +84,15 @@ def read_header(line: str) -> dict[str, object]:
     """Read the first line of a log; EventLogError if it is not one we can read."""
     header = _parse(line, 1)
     if header.get("event") != "header":
-        raise EventLogError("line 1: this is not an event log, its first line is no header")
+        raise EventLogError(
+            "line 1: this is not an event log, its first line is no header but "
+            f"{line.strip():.60}: give what --event-log or --events wrote"
+        )
     version = header.get("version")
     if version != EVENT_LOG_VERSION:
         raise EventLogError(
-            f"line 1: event log of version {version!r}, this everbatch reads {EVENT_LOG_VERSION}"
+            f"line 1: event log of version {version!r:.40}, this everbatch reads "
+            f"{EVENT_LOG_VERSION}: read it with the everbatch that wrote it"
         )
     return header
 

@@ -8,6 +8,9 @@ import re
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 
+MAX_BYTES = 1 << 60
+"""More than any machine has; a number of hundreds of digits would be no finite float."""
+
 _BYTE_UNITS = {
     "": 1,
     "b": 1,
@@ -37,7 +40,10 @@ def parse_bytes(text: str) -> int:
             f"{text!r} is not a size: write a number with B, KB, MB, GB, KiB, MiB or GiB, "
             'for example "512MiB"'
         )
-    return int(float(match[1]) * factor)
+    size = float(match[1]) * factor
+    if size > MAX_BYTES:
+        raise ValueError(f"{text:.40} is more than {format_bytes(MAX_BYTES)}: write a smaller size")
+    return int(size)
 
 
 def format_bytes(count: int) -> str:

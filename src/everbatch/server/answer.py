@@ -34,7 +34,7 @@ from everbatch.server.choices import (
     whole_body,
 )
 from everbatch.server.errors import ApiError
-from everbatch.server.generation import Choice, Generation
+from everbatch.server.generation import Asked, Choice, Generation
 from everbatch.server.http_body import ClientLeft, watch_client
 from everbatch.server.protocol import Common
 from everbatch.server.served import Served
@@ -110,7 +110,7 @@ class Answering:
             TextStream(self.served.model.tokenizer, prompt.sampling),
             self.channel,
             lambda reason: engine.abort(sample_id, reason),
-            self.api.prompt_field,
+            Asked(self.api.prompt_field, self.common.max_wait_s),
         )
 
     def _engine_request(self, index: int, now_ns: int) -> EngineRequest:
@@ -160,7 +160,7 @@ async def answer_stream(request: Request, answering: Answering) -> Response:
         answering.submit(choices)
         await channel.wait()
         _raise_end(channel)
-    except BaseException:
+    except BaseException:  # Cancelled too: whatever ends this, nobody else would let go.
         answering.let_go()
         await _cancel(watcher)
         raise

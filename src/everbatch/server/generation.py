@@ -5,6 +5,7 @@ Belongs here: detokenizing, stop strings, counting. Not here: what the text look
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from everbatch.engine.engine import TokenOutput
@@ -36,15 +37,22 @@ class Choice(Protocol):
     def finish(self, finish_reason: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What errors quote of a request: how the client calls its prompt, and how long it may wait."""
+
+    prompt_field: str
+    max_wait_s: float | None
+
+
 class Generation:
-    """Receiver of one sample's tokens. `abort` is called when a stop string ends it early;
-    `prompt_field` is what the client calls its prompt."""
+    """Receiver of one sample's tokens. `abort` is called when a stop string ends it early."""
 
     __slots__ = (
         "_abort",
+        "_asked",
         "_channel",
         "_choice",
-        "_prompt_field",
         "_text_stream",
         "num_cached_tokens",
         "num_output_tokens",
@@ -56,13 +64,13 @@ class Generation:
         text_stream: TextStream,
         channel: Channel,
         abort: Callable[[FinishReason], None],
-        prompt_field: str,
+        asked: Asked,
     ) -> None:
         self._choice = choice
         self._text_stream = text_stream
         self._channel = channel
         self._abort = abort
-        self._prompt_field = prompt_field
+        self._asked = asked
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
 
@@ -82,11 +90,11 @@ class Generation:
             self._close(None)
 
     def end(self, ending: Ending) -> None:
-        error = _error_of(ending, self._prompt_field)
+        error = _error_of(ending, self._asked)
         try:
             if isinstance(ending, Finished) and ending.reason in _FINISHED_WITH_TEXT:
                 self._finish(ending.reason)
-        except Exception:
+        except Exception:  # The request's border: the client is told, the bridge logs it.
             error = error or engine_failed("the end of the text could not be decoded")
             raise
         finally:
@@ -108,18 +116,22 @@ class Generation:
 _FINISHED_WITH_TEXT = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
 
 
-def _error_of(ending: Ending, prompt_field: str) -> ApiError | None:
+def _error_of(ending: Ending, asked: Asked) -> ApiError | None:
     match ending:
         case Finished(FinishReason.STOP | FinishReason.LENGTH):
             return None
         case Finished(FinishReason.ABORT):
             return unavailable("the server is shutting down: the answer was cut", "shutting_down")
         case Finished(FinishReason.DEADLINE):
-            return unavailable("the request waited longer than its max_wait_s", "deadline")
+            return unavailable(
+                f"the request waited longer than its max_wait_s, {asked.max_wait_s or 0:g}: come "
+                "again later, or raise it",
+                "deadline",
+            )
         case Finished():
             return engine_failed("the engine failed on this request")
         case Refused(rejection, retry_after_s):
-            return _refusal(rejection, retry_after_s, prompt_field)
+            return _refusal(rejection, retry_after_s, asked.prompt_field)
         case Failed(message):
             return engine_failed(message)
 

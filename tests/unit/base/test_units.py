@@ -36,6 +36,16 @@ def test_what_is_no_size_is_told_with_what_is(text):
         parse_bytes(text)
 
 
+@pytest.mark.parametrize("text", ["1152921504.7GB", "9" * 400, "9" * 5_000 + "KiB"])
+def test_size_that_nothing_has_is_told_with_the_limit(text):
+    with pytest.raises(ValueError, match=r"is more than 1,073,741,824.0 GiB: write a smaller"):
+        parse_bytes(text)
+
+
+def test_largest_size_is_read():
+    assert parse_bytes("1073741824GiB") == 1 << 60
+
+
 @pytest.mark.parametrize(
     ("count", "expected"),
     [

@@ -237,7 +237,7 @@ def test_an_unknown_id_in_a_broken_log_is_told_with_the_damage():
         (["no JSON\n"], "line 1 is not JSON"),
         (['{"event":"header","version":99}\n'], "version 99"),
         (['{"event":"header","version":1}\n'], "no configuration"),
-        (['{"event":"arrived"}\n'], "no header"),
+        (['{"event":"arrived"}\n'], 'no header but {"event":"arrived"}: give what --event-log'),
     ],
 )
 def test_what_is_no_log_is_an_error(lines, words):
