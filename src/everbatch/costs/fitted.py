@@ -1,0 +1,95 @@
+"""The fitted model of step time: a price for each count, and the region in which prices were seen.
+
+A step of decodes costs a fixed part, a price for each sequence and one for each token of context. A
+step with a prompt has a fixed part of its own, and prices for prompt tokens and for pairs of query
+and key besides: on real engines the two fixed parts differ. Read from profiles (profile.py), which
+a calibration writes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from everbatch.costs.work import StepWork
+
+COUNTS = ("num_decodes", "decode_context", "num_chunks", "prefill_tokens", "prefill_pairs")
+"""Counts of `StepWork` whose range says how far a fit can be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Nanoseconds: a step without a prompt, a step with one, and each unit of a step's work."""
+
+    decode_step: float
+    prompt_step: float
+    decode: float = 0.0
+    decode_context: float = 0.0
+    prompt_token: float = 0.0
+    prompt_pair: float = 0.0
+    swapped_block: float = 0.0
+    copied_block: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The least and the most that was seen of each count, in steps that had any of it.
+
+    A count without a range was never seen: all steps that have it lie outside.
+    """
+
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, works: Iterable[StepWork]) -> "Region":
+        """Give the region that some steps span."""
+        ranges: dict[str, tuple[int, int]] = {}
+        for work in works:
+            for name in COUNTS:
+                count = getattr(work, name)
+                if count:
+                    low, high = ranges.get(name, (count, count))
+                    ranges[name] = (min(low, count), max(high, count))
+        return cls(ranges)
+
+    def outside(self, work: StepWork) -> tuple[str, ...]:
+        """Give the counts in which a step lies outside; none, if prices were seen for all."""
+        return tuple(name for name in COUNTS if not self._holds(name, getattr(work, name)))
+
+    def _holds(self, name: str, count: int) -> bool:
+        if not count:
+            return True
+        if name not in self.ranges:
+            return False
+        low, high = self.ranges[name]
+        return low <= count <= high
+
+
+class FittedStepTime:
+    """Prices a step."""
+
+    def __init__(self, prices: Prices, region: Region) -> None:
+        self.prices = prices
+        self._region = region
+        # Read for every step: attributes of the instance are found faster than those behind one.
+        self._decode_step, self._prompt_step = prices.decode_step, prices.prompt_step
+        self._decode, self._decode_context = prices.decode, prices.decode_context
+        self._prompt_token, self._prompt_pair = prices.prompt_token, prices.prompt_pair
+
+    def duration_ns(self, work: StepWork) -> int:
+        """Give the duration in nanoseconds, at least 1."""
+        duration = self._decode * work.num_decodes + self._decode_context * work.decode_context
+        if work.num_chunks:
+            duration += (
+                self._prompt_step
+                + self._prompt_token * work.prefill_tokens
+                + self._prompt_pair * work.prefill_pairs
+            )
+        else:
+            duration += self._decode_step
+        if work.swapped_blocks or work.copied_blocks:
+            duration += self.prices.swapped_block * work.swapped_blocks
+            duration += self.prices.copied_block * work.copied_blocks
+        return max(1, round(duration))
+
+    def outside(self, work: StepWork) -> tuple[str, ...]:
+        """Give the counts in which a step lies outside the region of the fit."""
+        return self._region.outside(work)
