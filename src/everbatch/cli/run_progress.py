@@ -22,7 +22,7 @@ def run_progress(scenario: Scenario) -> Iterator[Callable[[int, int], None] | No
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     unit, horizon = scenario.clock.unit, scenario.run.horizon
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("simulating", total=horizon or scenario.num_requests)
+        task = bars.add_task("simulating", total=horizon or scenario.source().num_requests)
 
         def tell(now: int, num_ended: int) -> None:
             time = f"{now:,} steps" if unit.is_steps else f"{unit.written(now):,.1f} s"

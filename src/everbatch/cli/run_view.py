@@ -21,7 +21,7 @@ LATENCIES = {
     "tpot": "per output token",
     "e2e": "until the end",
 }
-MAX_TIMELINE_STEPS = 20_000
+MAX_TIMELINE_STEPS = 10_000
 """Of a longer run a picture by steps says nothing any more."""
 STEP_TIMES = {
     "arrival": "arrival",
@@ -53,6 +53,8 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
     slots = summary["config"]["max_num_seqs"]
     lasted = "" if summary["duration_s"] is None else f" in {seconds(summary['duration_s'])}"
     console.print(f"{summary['scenario']}: {summary['steps']:,} steps{lasted}, {slots:,} slots\n")
+    for note in summary["workload"]["notes"]:
+        console.print(note)
     console.print(_figures(summary))
     console.print()
     console.print(_latencies(summary))

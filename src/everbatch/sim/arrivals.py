@@ -14,21 +14,17 @@ class World:
     """Arrivals from a source, and the aborts that come of them."""
 
     def __init__(self, source: RequestSource) -> None:
+        self.next_arrival = source.peek()
+        """The time of the next arrival that is known; None: nobody, or nobody until one ends."""
         self._source = source
         self._aborts: list[tuple[int, int, str]] = []
         """A heap of (time, position, id) of those who have come and will leave."""
 
-    @property
-    def next_arrival(self) -> int | None:
-        return self._source.peek()
-
     def arrivals(self, now: int) -> Iterator[RequestSpec]:
         """Give who has come by now, in order."""
-        while True:
-            arrival = self._source.peek()
-            if arrival is None or arrival > now:
-                return
+        while self.next_arrival is not None and self.next_arrival <= now:
             spec = self._source.pop()
+            self.next_arrival = self._source.peek()
             if spec.abort_at is not None:
                 heappush(self._aborts, (max(spec.abort_at, spec.arrival), spec.position, spec.id))
             yield spec
@@ -43,5 +39,10 @@ class World:
         return bool(self._aborts)
 
     def ended(self, request_id: str, now: int) -> None:
-        """A request has ended, or was refused."""
+        """A request has ended, or was refused: in a closed loop that brings the next."""
         self._source.ended(request_id, now)
+        self.next_arrival = self._source.peek()
+
+    def notes(self) -> list[str]:
+        """Say in sentences what of the source was left out or changed."""
+        return self._source.notes()

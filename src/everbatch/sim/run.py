@@ -33,7 +33,6 @@ from everbatch.sim.summary import Summary, figures, request_entries, summary
 from everbatch.sim.texts import TextMaker
 from everbatch.workload.requests import RequestSpec
 from everbatch.workload.scenario import Scenario
-from everbatch.workload.sources import ListedRequests
 
 STEPS_A_REPORT = 4096
 """So many calls of the engine go by between two reports of progress."""
@@ -105,7 +104,7 @@ class SimulatedRun:
             for spec in scenario.requests:
                 self.accounts.expect(spec)
         self._texts = TextMaker()
-        self._world = World(ListedRequests(scenario.requests))
+        self._world = World(scenario.source())
         run = scenario.run
         points = {*run.horizons, *([] if run.horizon is None else [run.horizon])}
         self._points = sorted(points, reverse=True)
@@ -181,7 +180,7 @@ class SimulatedRun:
                 self._horizons[_point_name(self._scenario.clock.unit.written(point))] = facts
         if is_end:
             scenario = self._scenario
-            self._summary = summary(facts, scenario, self._body.close(), scenario.requests_digest())
+            self._summary = summary(facts, scenario, self._body.close(), self._world.notes())
             if self._options.keeps_requests:
                 records, unit = self.accounts.records.values(), scenario.clock.unit
                 self._summary["requests"] = request_entries(records, now, unit)

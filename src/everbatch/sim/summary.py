@@ -55,9 +55,12 @@ def figures(accounts: Accounts, scenario: Scenario, live: list[RequestRecord]) -
     }
 
 
-def summary(facts: Summary, scenario: Scenario, digest: str, workload_digest: str) -> Summary:
-    """Give the summary of a run whose figures are `facts`, but for horizons and requests."""
-    horizon = scenario.run.horizon
+def summary(facts: Summary, scenario: Scenario, digest: str, notes: list[str]) -> Summary:
+    """Give the summary of a run whose figures are `facts`, but for horizons and requests.
+
+    `notes` say what of the workload was left out or changed.
+    """
+    horizon, workload = scenario.run.horizon, scenario.workload
     return {
         "scenario": scenario.name,
         "clock": scenario.clock.kind,
@@ -66,7 +69,12 @@ def summary(facts: Summary, scenario: Scenario, digest: str, workload_digest: st
         **facts,
         "digest": digest,
         "config": asdict(scenario.engine),
-        "workload": {"num_requests": len(scenario.requests), "digest": workload_digest},
+        "workload": {
+            "title": "requests written out" if workload is None else workload.workload.title,
+            "num_requests": facts["num_arrived"] if workload else len(scenario.requests),
+            "digest": scenario.requests_digest(),
+            "notes": notes,
+        },
         "horizons": {},
     }
 

@@ -3,9 +3,6 @@
 `read_scenario(path)` reads TOML, or JSON with the same keys; docs/simulate.md describes the format.
 Whatever is wrong with a file is a ConfigError. Belongs here: the sections and what they mean
 together. Not here: running (sim).
-
-Covered: requests written out. Not covered yet, and refused by name: traces and synthetic arrivals
-([workload]).
 """
 
 import json
@@ -26,12 +23,16 @@ from everbatch.workload.engine_section import read_engine, read_setting
 from everbatch.workload.presets import read_hardware, read_model
 from everbatch.workload.requests import RequestSpec, read_requests
 from everbatch.workload.run_sections import (
+    CLOCKS,
     ClockSpec,
     Goals,
+    RunSections,
     RunSpec,
     read_goal,
     read_run_sections,
 )
+from everbatch.workload.seeded_workload import WorkloadSection
+from everbatch.workload.sources import ListedRequests, RequestSource
 from everbatch.workload.times import TimeUnit
 
 MAX_FILE_BYTES = 256 << 20
@@ -56,11 +57,13 @@ class Scenario:
     name: str
     engine: SchedulerConfig
     requests: tuple[RequestSpec, ...]
+    """Those written out; empty if they come from a workload."""
     run: RunSpec = field(default_factory=RunSpec)
     clock: ClockSpec = field(default_factory=ClockSpec)
     goals: Goals = field(default_factory=dict)
     hardware: Device | None = None
     model: Model | None = None
+    workload: WorkloadSection | None = None
 
     def with_run(self, *, horizon: float | None = None, seed: int | None = None) -> "Scenario":
         """Give the scenario with another horizon, as it is written, or seed; None keeps its own."""
@@ -70,7 +73,10 @@ class Scenario:
             run = replace(run, horizon=self.clock.unit.positive(whole, "the horizon is"))
         if seed is not None:
             run = replace(run, seed=seed)
-        return replace(self, run=run)
+        workload = self.workload
+        if workload is not None and run.seed != self.run.seed:
+            workload = workload.with_seed(run.seed)
+        return replace(self, run=run, workload=workload)
 
     def with_goals(self, goals: Iterable[str]) -> "Scenario":
         """Give the scenario with goals of [slo] as "NAME=TIME" says; ConfigError if not."""
@@ -90,13 +96,16 @@ class Scenario:
         except ConfigError as error:
             raise ConfigError(f"[engine] {error}") from error
 
-    @property
-    def num_requests(self) -> int | None:
-        """How many requests come; None if nobody knows in advance."""
-        return len(self.requests)
+    def source(self) -> RequestSource:
+        """Give the requests in order of arrival; a source is used by one run."""
+        if self.workload is not None:
+            return self.workload.workload.source()
+        return ListedRequests(self.requests)
 
     def requests_digest(self) -> str:
-        """Give a digest of all requests: equal for equal workloads."""
+        """Give a digest of all requests, or of what makes them: equal for equal workloads."""
+        if self.workload is not None:
+            return self.workload.digest()
         digest = sha256()
         for spec in self.requests:
             digest.update(repr(spec.facts()).encode("utf-8", "surrogatepass"))
@@ -136,12 +145,12 @@ def build_scenario(data: object, name: str, folder: Path = Path()) -> Scenario:
     tables.required("engine", "the sizes of the scheduler")
     sections = read_run_sections(tables, folder)
     unit = sections.clock.unit
+    workload, requests = None, tuple[RequestSpec, ...]()
     if "workload" in tables:
-        raise ConfigError(
-            "[workload] is not supported yet: traces and synthetic arrivals come later, write the "
-            "requests out as [[requests]] (count and every repeat one)"
-        )
-    tables.required("requests", "at least one [[requests]]")
+        workload = _read_workload(tables, folder, sections)
+    else:
+        tables.required("requests", "at least one [[requests]], or a [workload]")
+        requests = read_requests(tables.get("requests"), unit.read)
     hardware = read_hardware(tables, folder)
     model = read_model(tables, folder)
     return Scenario(
@@ -151,13 +160,25 @@ def build_scenario(data: object, name: str, folder: Path = Path()) -> Scenario:
             _read_tenants(tables, unit),
             lambda block_size: preemption_costs(hardware, model, block_size),
         ),
-        requests=read_requests(tables.get("requests"), unit.read),
+        requests=requests,
         run=sections.run,
         clock=sections.clock,
         goals=sections.goals,
         hardware=hardware,
         model=model,
+        workload=workload,
     )
+
+
+def _read_workload(tables: Fields, folder: Path, sections: RunSections) -> WorkloadSection:
+    if "requests" in tables:
+        raise ConfigError("the scenario has both [workload] and [[requests]]: give one of them")
+    if sections.clock.unit.is_steps:
+        raise ConfigError(
+            "[workload] has times in seconds, but on the clock of steps a step has no length: "
+            f"choose [clock] kind {', '.join(CLOCKS[1:])}"
+        )
+    return WorkloadSection.read(tables.get("workload"), folder, sections.run.seed)
 
 
 def _is_json(text: str) -> bool:

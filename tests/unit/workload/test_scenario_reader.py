@@ -182,7 +182,7 @@ def test_a_wrong_prompt_is_named(prompt, told):
         ({"slo": {"p99": 1}}, '[slo] has no key "p99"'),
         ({"clock": {"kind": "step"}}, '(did you mean "steps"?)'),
         ({"clock": {"file": "profile.json"}}, '[clock] file belongs to the kind "calibrated"'),
-        ({"workload": {"trace": "t.csv"}}, "[workload] is not supported yet"),
+        ({"workload": {"trace": "t.csv"}}, "has both [workload] and [[requests]]"),
         ({"run": {"horizon": 0}}, "[run] horizon is 0, it must be an integer from 1"),
         ({"run": {"horizon": 2.5}}, "horizon is 2.5, it must be a whole number of steps"),
         ({"run": {"horizons": 80}}, "horizons is 80, it must be a list"),
