@@ -7,7 +7,7 @@ import pytest
 from trace_rows import BURSTGPT, FILES, requests_of, seconds
 
 from everbatch.base.errors import ConfigError
-from everbatch.workload.traces.lines import MAX_LINE_CHARACTERS
+from everbatch.workload.traces.lines import MAX_LINE_BYTES
 from everbatch.workload.traces.order import LOOK_AHEAD
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
@@ -129,7 +129,18 @@ def test_hash_ids_that_do_not_fit_the_prompt_are_named(tmp_path, change, told):
 
 
 def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
-    assert "is not UTF-8" in refusal(tmp_path, AZURE.encode() + b"2023-11-16 18:15:47,4,\xff\n")
+    text = AZURE.encode() + b"2023-11-16 18:15:47,4,\xff\n" + AZURE.splitlines()[1].encode()
+
+    assert refusal(tmp_path, text) == "line 3: it is not UTF-8 (byte 23)"
+
+
+def test_a_broken_line_of_hashes_is_told_with_its_file(tmp_path):
+    (tmp_path / "prompt_hash_ids_block16.jsonl").write_text("[]")
+    row = {"request_id": "a", "arrival_time": 1, "input_toks": 40, "output_toks": 3}
+
+    message = refusal(tmp_path, json.dumps(row))
+
+    assert message.startswith("prompt_hash_ids_block16.jsonl beside it: line 1: it is not a JSON")
 
 
 def test_a_compressed_file_that_is_cut_is_refused(tmp_path):
@@ -139,9 +150,9 @@ def test_a_compressed_file_that_is_cut_is_refused(tmp_path):
 
 
 def test_a_line_without_end_is_not_read_into_memory(tmp_path):
-    line = json.dumps(PLAIN)[:-1] + ", " + " " * MAX_LINE_CHARACTERS
+    line = json.dumps(PLAIN)[:-1] + ", " + " " * MAX_LINE_BYTES
 
-    assert "line 1: it has 16,777,216 characters or more" in refusal(tmp_path, line)
+    assert "line 1: it has 16,777,216 bytes or more" in refusal(tmp_path, line)
 
 
 def plain_file(tmp_path, arrivals):

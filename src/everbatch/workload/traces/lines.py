@@ -10,16 +10,16 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from io import BufferedReader, TextIOWrapper
+from io import BufferedReader, RawIOBase
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import shown
 from everbatch.workload.traces.rows import broken
 
-MAX_LINE_CHARACTERS = 16 << 20
+MAX_LINE_BYTES = 16 << 20
 """A prompt of 100 million tokens has 3 MB of hash ids; a longer line is no row."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _BUFFER_BYTES = 1 << 18
@@ -45,20 +45,22 @@ class TraceFile:
         number = 0
         try:
             with self.path.open("rb", buffering=0) as raw:
-                text = TextIOWrapper(_uncompressed(raw), encoding="utf-8-sig", newline=None)
-                while line := text.readline(MAX_LINE_CHARACTERS):
+                reader = _uncompressed(raw)
+                while line := reader.readline(MAX_LINE_BYTES):
                     number += 1
-                    if len(line) == MAX_LINE_CHARACTERS:
-                        raise broken(number, f"it has {len(line):,} characters or more: no row has")
                     if number % 256 == 1:
                         self.num_bytes_read = raw.tell()
+                    # Decoded one by one, so that the error names the right line.
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    if len(line) == MAX_LINE_BYTES:
+                        raise broken(number, f"it has {len(line):,} bytes or more: no row has")
                     if as_they_are:
-                        yield number, line
-                    elif not line.isspace():
-                        yield number, line.rstrip("\n")
+                        yield number, text
+                    elif not text.isspace():
+                        yield number, text.rstrip("\r\n")
                 self.num_bytes_read = self.num_bytes
         except UnicodeDecodeError as error:
-            raise broken(number + 1, "it, or one soon after it, is not UTF-8") from error
+            raise broken(number, f"it is not UTF-8 (byte {error.start + 1})") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise broken(number + 1, f"the compressed file is damaged there ({error})") from error
         except OSError as error:
@@ -109,11 +111,11 @@ def parse_object(line: str, number: int) -> dict[str, Any]:
     return found
 
 
-def _uncompressed(raw: BinaryIO) -> BinaryIO:
-    reader = BufferedReader(cast(Any, raw), _BUFFER_BYTES)
-    if reader.peek(2)[:2] == _GZIP_MAGIC:
-        return cast(BinaryIO, gzip.GzipFile(fileobj=reader))
-    return reader
+def _uncompressed(raw: RawIOBase) -> BufferedReader:
+    reader = BufferedReader(raw, _BUFFER_BYTES)
+    if reader.peek(2)[:2] != _GZIP_MAGIC:
+        return reader
+    return BufferedReader(cast(RawIOBase, gzip.GzipFile(fileobj=reader)), _BUFFER_BYTES)
 
 
 def _quoted(line: str, number: int) -> list[str]:

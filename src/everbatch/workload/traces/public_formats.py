@@ -6,7 +6,10 @@ mean. Not here: our own formats (own_formats), which format a file has (formats)
 
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
+from everbatch.base.errors import ConfigError
 from everbatch.base.units import NS_PER_MS, NS_PER_S
 from everbatch.workload.traces.lines import TraceFile
 from everbatch.workload.traces.rows import (
@@ -107,7 +110,7 @@ def read_vllm(file: TraceFile) -> Iterator[TraceRow]:
     order.
     """
     hashes = file.path.with_name(VLLM_HASHES)
-    prefixes = TraceFile(hashes).json_rows() if hashes.is_file() else None
+    prefixes = _hashes_of(hashes) if hashes.is_file() else None
     for line, facts in file.json_rows():
         need(facts, ("arrival_time", "input_toks", "output_toks"), line)
         num_tokens = checked_count(facts["input_toks"], "input_toks", line)
@@ -116,7 +119,7 @@ def read_vllm(file: TraceFile) -> Iterator[TraceRow]:
             raise wrong(line, "request_id", name, "a string")
         ids: object = []
         if prefixes is not None:
-            _, other = next(prefixes, (0, {}))
+            other = next(prefixes, {})
             ids = other.get("hash_ids", [])
             if other.get("request_id") != name:
                 raise broken(
@@ -131,6 +134,14 @@ def read_vllm(file: TraceFile) -> Iterator[TraceRow]:
             checked_count(facts["output_toks"], "output_toks", line),
             RowExtras(name, hashed_prefix(ids, VLLM_BLOCK_TOKENS, num_tokens, line)),
         )
+
+
+def _hashes_of(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        for _, facts in TraceFile(path).json_rows():
+            yield facts
+    except ConfigError as error:
+        raise ConfigError(f"{path.name} beside it: {error}") from error
 
 
 def need(facts: dict[str, object], keys: tuple[str, ...], line: int) -> None:
