@@ -1,5 +1,6 @@
 """Threads share tasks; whatever happens, `run` returns when all have ended."""
 
+import os
 import threading
 
 import pytest
@@ -42,15 +43,45 @@ def test_an_error_is_raised_once_all_have_ended(failing):
     assert ran[-1] == 9
 
 
-def test_a_thread_that_fell_asleep_is_woken():
-    workers = Workers(2)
-    asleep = threading.Event()
-    # Far longer than a thread looks for work before it sleeps; nothing depends on the time itself.
-    asleep.wait(0.05)
+@pytest.mark.parametrize("looking_s", [0.0, 60.0])
+def test_a_thread_is_woken_whether_it_sleeps_at_once_or_looks_for_ever(looking_s):
+    workers = Workers(2, looking_s=looking_s)
     ran = []
-    workers.run([lambda: ran.append(0), lambda: ran.append(1)])
+    for step in range(20):
+        workers.run([lambda: ran.append(0), lambda: ran.append(1)])
 
-    assert sorted(ran) == [0, 1]
+        assert sorted(ran) == [0] * (step + 1) + [1] * (step + 1)
+
+
+def test_cores_are_counted_where_the_system_tells_no_affinity(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+
+    assert Workers().num_threads == 3
+
+
+@pytest.mark.parametrize(
+    ("environment", "num_threads"),
+    [
+        ({"OPENBLAS_NUM_THREADS": "2"}, 2),
+        ({"OMP_NUM_THREADS": "2"}, 2),
+        ({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "2"}, 1),
+        ({"OPENBLAS_NUM_THREADS": "64"}, 4),
+        ({"OPENBLAS_NUM_THREADS": "0"}, 4),
+        ({"OPENBLAS_NUM_THREADS": "all"}, 4),
+        ({}, 4),
+    ],
+)
+def test_the_environment_may_ask_for_fewer_threads(monkeypatch, environment, num_threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert Workers().num_threads == num_threads
 
 
 def test_threads_end_with_their_workers():
