@@ -72,7 +72,8 @@ def client(
     **more: object,
 ) -> Client:
     """A client whose prompt is private to its id, or the start of the numbered `stream`."""
-    base = 1_000 * (1 + (sum(map(ord, id)) if stream is None else 10_000 + stream))
+    # Prompts that begin otherwise share no block. Private ones begin above all numbered streams.
+    base = (1 << 30) + (crc32(id.encode()) >> 3) if stream is None else 1_000 * (1 + stream)
     prompt = [base + position for position in range(prompt_tokens)]
     return Client(
         id, prompt, output_tokens, arrival, max_tokens, abort_at, abort_during, cache_salt, **more
