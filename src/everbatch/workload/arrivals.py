@@ -49,6 +49,7 @@ class RequestMaker:
         self._content = content
         self._draw_lengths = content.lengths.drawer(seed)
         self._draw_prefix = stream(seed, "prefixes").random
+        self._leaving = content.clients.leaving(seed)
         self.num_made = 0
 
     def make(self, arrival: int) -> RequestSpec:
@@ -64,7 +65,7 @@ class RequestMaker:
             Prompt(num_tokens, self._segments(num_tokens)),
             output_tokens,
             clients.max_tokens or output_tokens,
-            abort_at=clients.abort_at(arrival),
+            abort_at=self._leaving(arrival, None),
             deadline=clients.deadline(),
         )
 

@@ -41,7 +41,7 @@ MIN_CV, MAX_CV = 1e-3, 100.0
 MAX_TRACE_ROWS = 1 << 40
 
 ARRIVALS = ("poisson", "gamma", "uniform", "burst", "closed")
-CLIENT_KEYS = ("max_tokens", "patience", "deadline")
+CLIENT_KEYS = ("max_tokens", "patience", "impatient", "deadline")
 TRACE_KEYS = (
     "trace",
     "format",
@@ -215,9 +215,12 @@ def _check_number(section: Fields, rate: float | None, end: int) -> None:
 def _read_clients(section: Fields) -> Clients:
     if not any(key in section for key in CLIENT_KEYS):
         return AS_THEY_ARE
+    if "impatient" in section:
+        section.required("patience", "how many seconds impatient clients wait")
     return Clients(
         max_tokens=section.integer("max_tokens", None, 1, MAX_TOKENS),
         patience_ns=_time(section, "patience"),
+        impatient=_between(section, "impatient", 1.0, 0.0, 1.0),
         deadline_ns=_time(section, "deadline"),
     )
 

@@ -64,6 +64,16 @@ def test_clients_may_have_limits_and_patience():
     assert set(ends) == {(7, 2_500_000_000, 1_000_000_000)}
 
 
+@pytest.mark.parametrize("table", [{"trace": "azure.csv"}, {**POISSON, "num_requests": 24}])
+def test_only_a_share_of_clients_may_be_impatient(table):
+    keys = {"patience": 1, "impatient": 0.5}
+    leaving = [spec.id for spec in made(**table, **keys) if spec.abort_at is not None]
+
+    assert 6 < len(leaving) < 18
+    assert leaving == [spec.id for spec in made(**table, **keys) if spec.abort_at is not None]
+    assert not any(spec.abort_at for spec in made(**table, patience=1, impatient=0))
+
+
 @pytest.mark.parametrize("zeros", [None, "drop", "one"])
 def test_rows_without_tokens_are_left_out_unless_asked_for(tmp_path, zeros):
     path = tmp_path / "trace.jsonl"
@@ -189,6 +199,8 @@ LOGNORMAL = {"lengths": "lognormal", "mean": 9, "cv": 1}
         ({"trace": "azure.csv", "prefixes": 1}, "prefixes is 1, it must be true or false"),
         ({"trace": "azure.csv", "patience": -2}, "patience is -2, it must be a number of at least"),
         ({"trace": "azure.csv", "max_tokens": 0}, "max_tokens is 0, it must be an integer from 1"),
+        ({"trace": "azure.csv", "impatient": 0.5}, "lacks patience: how many seconds impatient"),
+        ({**POISSON, "patience": 1, "impatient": 2}, "impatient is 2, it must be a number from 0"),
         ({"arrivals": "poison"}, '(did you mean "poisson"?)'),
         ({**POISSON, "cv": 1}, "has cv, which arrivals poisson does not have: its keys are"),
         ({**POISSON, "rate": 0}, "rate is 0, it must be a number from 1e-06 to 1,000,000,000"),

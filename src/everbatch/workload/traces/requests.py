@@ -5,7 +5,7 @@ Belongs here: making requests of rows. Not here: which rows (selection). Called 
 
 from collections.abc import Iterator
 
-from everbatch.workload.clients import AS_THEY_ARE, Clients
+from everbatch.workload.clients import AS_THEY_ARE, Clients, Leaving
 from everbatch.workload.requests import Prompt, RequestSpec, Segment
 from everbatch.workload.traces.formats import Trace
 from everbatch.workload.traces.rows import NO_EXTRAS, TraceRow, prefix_tokens
@@ -20,6 +20,7 @@ class TraceRequests:
     def __init__(self, trace: Trace, selection: Selection, clients: Clients = AS_THEY_ARE) -> None:
         self._trace = trace
         self._clients = clients
+        self._leaving = clients.leaving(selection.seed)
         self._rows: Iterator[tuple[int, TraceRow]] = selection.rows(trace)
         self._next = next(self._rows, None)
 
@@ -30,7 +31,7 @@ class TraceRequests:
         assert self._next is not None
         number, row = self._next
         self._next = next(self._rows, None)
-        return request_of(number, row, self._clients)
+        return _request_of(number, row, self._clients, self._leaving)
 
     def ended(self, request_id: str, now_ns: int) -> None:
         """A trace goes on whatever happens to its requests."""
@@ -40,7 +41,7 @@ class TraceRequests:
         return [f"{self._trace.file.path.name}: {note}" for note in told(self._trace.remarks)]
 
 
-def request_of(number: int, row: TraceRow, clients: Clients = AS_THEY_ARE) -> RequestSpec:
+def _request_of(number: int, row: TraceRow, clients: Clients, leaving: Leaving) -> RequestSpec:
     """Make the request of a row whose times are those of the run."""
     arrival, num_tokens, extras = row.arrival_ns, row.prompt_tokens, row.extras
     assert arrival is not None
@@ -58,7 +59,7 @@ def request_of(number: int, row: TraceRow, clients: Clients = AS_THEY_ARE) -> Re
         priority=extras.priority,
         tenant=extras.tenant,
         num_samples=extras.num_samples,
-        abort_at=clients.abort_at(arrival, extras.abort_ns),
+        abort_at=leaving(arrival, extras.abort_ns),
         deadline=clients.deadline(extras.deadline_ns),
     )
 

@@ -46,12 +46,11 @@ class Selection:
                 "synthetic arrivals"
             )
         num_given = 0
-        if self.limit != 0:
-            for number, row in self._window(trace):
-                yield number, row
-                num_given += 1
-                if num_given == self.limit:
-                    return
+        for number, row in self._window(trace):
+            yield number, row
+            num_given += 1
+            if num_given == self.limit:
+                return
         if not num_given:
             raise ConfigError(
                 f"{trace.file.path}: no row is left of what is asked for: {self._told()}"
