@@ -6,7 +6,7 @@ No model is loaded. Exit status 3: the run could make no progress; the logs tell
 
 import json
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -21,6 +21,9 @@ from everbatch.sim.step_lines import StepLines
 from everbatch.sim.summary import Summary
 from everbatch.workload.builtin_scenarios import builtin_names, builtin_summary, find_scenario
 from everbatch.workload.scenario import Scenario
+
+if TYPE_CHECKING:
+    from everbatch.sim.perfetto import PerfettoTrace
 
 EXIT_NO_PROGRESS = 3
 NO_REQUESTS = "none"
@@ -41,6 +44,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--steps", type=_FILE, help="Write one JSON object a step to this file.")
 @click.option("--events", type=_FILE, help="Write the event log to this file.")
+@click.option(
+    "--perfetto", type=_FILE, help="Write a trace that ui.perfetto.dev opens to this file."
+)
 @click.option(
     "--requests",
     metavar="FILE|none",
@@ -70,6 +76,7 @@ def command(
     as_json: bool,
     steps: Path | None,
     events: Path | None,
+    perfetto: Path | None,
     requests: str | None,
     horizon: float | None,
     seed: int | None,
@@ -87,20 +94,23 @@ def command(
         if requests is not None and requests != NO_REQUESTS:
             requests_file = files.open(Path(requests), "--requests")
         event_file, step_file = files.open(events, "--events"), files.open(steps, "--steps")
+        trace = _perfetto(found, files.open(perfetto, "--perfetto"))
         try:
             with run_progress(found) as tell:
                 options = RunOptions(keeps_requests=requests != NO_REQUESTS, progress=tell)
-                watching = _observers(found, timeline, step_file)
+                watching = [*_observers(found, timeline, step_file), *trace]
                 summary = simulate(found, event_file, watching, options)
         except NoProgress as error:
             if requests_file is not None:
                 files.drop(requests_file)
             # What led there is what one wants to read now.
+            _close(trace)
             files.commit()
             click.echo(f"everbatch: {error}", err=True)
             context.exit(EXIT_NO_PROGRESS)
         if requests_file is not None:
             _dump(summary["requests"], requests_file)
+        _close(trace)
         files.commit()
     if requests is not None:
         summary.pop("requests", None)
@@ -114,6 +124,20 @@ def _observers(
     if step_file is not None:
         observers.append(StepLines(step_file, scenario.engine.max_num_seqs, scenario.clock.unit))
     return observers
+
+
+def _perfetto(scenario: Scenario, file: TextIO | None) -> "list[PerfettoTrace]":
+    """Give the writer of a trace, if one is wanted."""
+    if file is None:
+        return []
+    from everbatch.sim.perfetto import PerfettoTrace
+
+    return [PerfettoTrace(file, scenario.engine.max_num_seqs, scenario.clock.unit)]
+
+
+def _close(traces: "list[PerfettoTrace]") -> None:
+    for trace in traces:
+        trace.close()
 
 
 def _show(summary: Summary, timeline: SlotHistory | None) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from everbatch.sim.slot_history import Phase, SlotHistory, Span
+from everbatch.sim.slot_history import SlotHistory, Span
+from everbatch.sim.slot_phases import Phase
 
 MAX_LINES = 54
 MAX_BANDS = 6

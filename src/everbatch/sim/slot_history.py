@@ -1,29 +1,16 @@
 """Who stood in which slot when, in which phase: what a timeline is drawn from.
 
-Follows plans as an executor does and keeps changes only, so a request that decodes on and on costs
-one entry. Called by the run loop; read by the command line.
+Keeps changes only, so a request that decodes on and on costs one entry. Called by the run loop;
+read by the command line.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
 from everbatch.base.events import Event
 from everbatch.scheduler.plan import StepPlan
 from everbatch.scheduler.scheduler import Scheduler
-
-
-class Phase(Enum):
-    """What a slot does in a step."""
-
-    IDLE = "idle"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    HELD = "held"
-    """Its request keeps the slot but got no token."""
-    MASKED = "masked"
-    PREEMPTED = "preempted"
-    """Its request lost the slot in this step."""
+from everbatch.sim.slot_phases import Phase, SlotPhases
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +28,11 @@ class SlotHistory:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
+        self._phases = SlotPhases(num_slots, self._change)
         self._changes: list[list[tuple[int, Phase, str | None]]] = [
             [(1, Phase.IDLE, None)] for _ in range(num_slots)
         ]
-        self._momentary: list[int] = []
-        """Slots whose phase of the last step was that step's alone: a chunk, a preemption."""
+        self._step = 1
 
     def spans(self, slot: int, last_step: int) -> list[Span]:
         """Give a slot's spans, which cover steps 1 … last_step."""
@@ -59,27 +46,8 @@ class SlotHistory:
 
     def planned(self, plan: StepPlan, step: int) -> None:
         """Step number `step` begins."""
-        for slot in self._momentary:
-            phase, request_id = self._changes[slot][-1][1:] if slot < self.num_slots else _EMPTY
-            if phase is Phase.PREEMPTED:
-                self._change(slot, step, Phase.IDLE, None)
-            else:
-                self._change(slot, step, Phase.HELD, request_id)
-        self._momentary = [*plan.preempted, *(chunk.slot for chunk in plan.chunks)]
-        for slot in plan.released:
-            self._change(slot, step, Phase.IDLE, None)
-        for slot in plan.preempted:
-            self._change(slot, step, Phase.PREEMPTED, None)
-        for slot in plan.left:
-            self._keep(slot, step, Phase.HELD)
-        for admission in plan.admitted:
-            self._change(admission.slot, step, Phase.PREFILL, admission.request_id)
-        for chunk in plan.chunks:
-            self._keep(chunk.slot, step, Phase.PREFILL)
-        for slot in plan.joined:
-            self._keep(slot, step, Phase.DECODE)
-        for slot in plan.masked:
-            self._keep(slot, step, Phase.MASKED)
+        self._step = step
+        self._phases.planned(plan)
 
     def happened(self, events: Iterable[Event]) -> None:
         """Events say nothing that plans do not."""
@@ -89,23 +57,16 @@ class SlotHistory:
 
     def idled(self, step: int) -> None:
         """Nothing runs from step number `step` on."""
-        for slot in range(self.num_slots):
-            self._change(slot, step, Phase.IDLE, None)
-        self._momentary = []
+        self._step = step
+        self._phases.idled()
 
-    def _keep(self, slot: int, step: int, phase: Phase) -> None:
-        if slot < self.num_slots:
-            self._change(slot, step, phase, self._changes[slot][-1][2])
-
-    def _change(self, slot: int, step: int, phase: Phase, request_id: str | None) -> None:
-        if slot >= self.num_slots:
-            return
+    def _change(self, slot: int, phase: Phase, request_id: str | None) -> None:
+        if phase is Phase.PREEMPTED:
+            # The picture shows that somebody lost it, not who.
+            request_id = None
         changes = self._changes[slot]
-        if changes[-1][0] == step:
+        if changes[-1][0] == self._step:
             # Several things happened to the slot in this step: the last one counts.
             changes.pop()
         if not changes or changes[-1][1:] != (phase, request_id):
-            changes.append((step, phase, request_id))
-
-
-_EMPTY: tuple[Phase, str | None] = (Phase.IDLE, None)
+            changes.append((self._step, phase, request_id))

@@ -5,7 +5,8 @@ from command_line import scenario_text
 
 from everbatch.cli.slot_timeline import draw_timeline
 from everbatch.sim.run import simulate
-from everbatch.sim.slot_history import Phase, SlotHistory, Span
+from everbatch.sim.slot_history import SlotHistory, Span
+from everbatch.sim.slot_phases import Phase
 from everbatch.workload.scenario import parse_scenario
 
 
