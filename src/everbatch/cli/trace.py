@@ -89,7 +89,9 @@ def inspect(file: Path, format: str | None, as_json: bool) -> None:
     show_default=True,
     help="Format to write.",
 )
-@click.option("--start", type=click.FloatRange(0, MAX_SECONDS), default=0.0, help="Seconds.")
+@click.option(
+    "--start", type=click.FloatRange(0, MAX_SECONDS), default=0.0, help="Seconds to pass over."
+)
 @click.option(
     "--duration", type=click.FloatRange(0, MAX_SECONDS, min_open=True), help="Seconds from there."
 )
