@@ -53,7 +53,7 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
     slots = summary["config"]["max_num_seqs"]
     lasted = "" if summary["duration_s"] is None else f" in {seconds(summary['duration_s'])}"
     console.print(f"{summary['scenario']}: {summary['steps']:,} steps{lasted}, {slots:,} slots\n")
-    for note in summary["workload"]["notes"]:
+    for note in [*summary["workload"]["notes"], *_outside(summary)]:
         console.print(note)
     console.print(_figures(summary))
     console.print()
@@ -136,6 +136,14 @@ def figure_rows(summary: Summary) -> list[tuple[str, str]]:
         ),
         ("ended", _counts({**summary["num_finished"], **rejected}) or "nobody"),
         ("digest", f"{summary['digest'][:16]}…"),
+    ]
+
+
+def _outside(summary: Summary) -> list[str]:
+    """Say where a profile was asked for what it had not seen."""
+    return [
+        f"outside the profile: {count:,} of {summary['steps']:,} steps, in {name}"
+        for name, count in (summary["outside_profile"] or {}).items()
     ]
 
 

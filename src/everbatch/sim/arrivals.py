@@ -38,9 +38,9 @@ class World:
     def has_aborts(self) -> bool:
         return bool(self._aborts)
 
-    def ended(self, request_id: str, now: int) -> None:
-        """A request has ended, or was refused: in a closed loop that brings the next."""
-        self._source.ended(request_id, now)
+    def ended(self, request_id: str, now: int, *, served: bool) -> None:
+        """A request has ended, or was refused: that may bring its client's next, or a retry."""
+        self._source.ended(request_id, now, served=served)
         self.next_arrival = self._source.peek()
 
     def notes(self) -> list[str]:

@@ -28,7 +28,7 @@ from everbatch.sim.accounts import QUEUE_EMPTY, Accounts
 from everbatch.sim.arrivals import World
 from everbatch.sim.event_body import EventBody
 from everbatch.sim.progress import no_progress
-from everbatch.sim.step_times import step_time_of
+from everbatch.sim.step_times import ClockModel, clock_model
 from everbatch.sim.summary import Summary, figures, request_entries, summary
 from everbatch.sim.texts import TextMaker
 from everbatch.workload.requests import RequestSpec
@@ -96,8 +96,10 @@ class SimulatedRun:
         self._scenario = scenario
         self._options = options
         self._clock = VirtualClock()
-        step_time = options.step_time or step_time_of(scenario)
-        executor = _WatchedExecutor(SimulatedExecutor(self._clock, step_time), self)
+        given = options.step_time
+        self._model = clock_model(scenario) if given is None else ClockModel(given)
+        simulated = SimulatedExecutor(self._clock, self._model.step_time)
+        executor = _WatchedExecutor(simulated, self)
         self.engine = Engine(scenario.engine, executor, self._clock, fails_stuck=False)
         self.accounts = Accounts(scenario.goals, keeps_requests=options.keeps_requests)
         if options.keeps_requests:
@@ -152,7 +154,7 @@ class SimulatedRun:
             rejection = self.engine.add(_engine_request(spec, self._texts))
             if rejection is not None:
                 self.accounts.note_rejected(spec.id, rejection.message)
-                self._world.ended(spec.id, self._clock.now_ns())
+                self._world.ended(spec.id, self._clock.now_ns(), served=False)
 
     def _leave(self) -> None:
         for request_id in self._world.aborts(self._clock.now_ns()):
@@ -181,6 +183,7 @@ class SimulatedRun:
         if is_end:
             scenario = self._scenario
             self._summary = summary(facts, scenario, self._body.close(), self._world.notes())
+            self._summary["outside_profile"] = self._model.num_outside
             if self._options.keeps_requests:
                 records, unit = self.accounts.records.values(), scenario.clock.unit
                 self._summary["requests"] = request_entries(records, now, unit)
@@ -197,8 +200,8 @@ class SimulatedRun:
         """Let the engine decide and run one step, or learn why it cannot."""
         result = self.engine.step(self._left_meanwhile if self._world.has_aborts else None)
         self._take(result.events)
-        for request_id, _ in result.finished:
-            self._world.ended(request_id, self._clock.now_ns())
+        for request_id, reason in result.finished:
+            self._world.ended(request_id, self._clock.now_ns(), served=reason in SERVED)
         scheduler = self.engine.scheduler
         if result.plan is not None:
             self._num_deferred_calls = 0
@@ -237,7 +240,8 @@ class SimulatedRun:
         for event in events:
             self.engine.metrics.fold(event)
             if isinstance(event, Finished):
-                self._world.ended(event.id, event.t)
+                served = FinishReason(event.reason) in SERVED
+                self._world.ended(event.id, event.t, served=served)
         self._take(events)
 
     def _take(self, events: list[Event]) -> None:

@@ -1,35 +1,69 @@
 """The model of step time that a scenario's clock means.
 
-Belongs here: choosing. Not here: the models (costs). Called by the run loop.
+Belongs here: choosing, and counting the steps for which a profile was not made. Not here: the
+models (costs). Called by the run loop.
 """
+
+from dataclasses import dataclass, field
 
 from everbatch.base.errors import ConfigError
 from everbatch.costs.device import Device
+from everbatch.costs.fitted import FittedStepTime
 from everbatch.costs.model import Model
+from everbatch.costs.noise import NoisyStepTime
 from everbatch.costs.nominal import NominalStepTime
+from everbatch.costs.profile import read_profile
 from everbatch.costs.roofline import RooflineOptions, RooflineStepTime
-from everbatch.costs.work import StepTime
+from everbatch.costs.work import StepTime, StepWork
 from everbatch.workload.scenario import Scenario
 
+_EXAMPLES = {"hardware": 'name = "h100-sxm"', "model": 'name = "llama-3.1-8b"'}
 
-def step_time_of(scenario: Scenario) -> StepTime | None:
-    """Give how long a scenario's passes take; None: a tick each.
 
-    ConfigError names what the clock's kind needs and the scenario lacks.
-    """
+@dataclass(frozen=True, slots=True)
+class ClockModel:
+    """How long passes take (None: a tick each), and what is known of how well."""
+
+    step_time: StepTime | None = None
+    num_outside: dict[str, int] | None = None
+    """Of a profile: steps that had more or less of something than any that it was fitted to."""
+
+
+@dataclass(slots=True)
+class WatchedRegion:
+    """A fitted model that counts the steps outside its region, by what lies outside."""
+
+    fitted: FittedStepTime
+    num_outside: dict[str, int] = field(default_factory=dict)
+
+    def duration_ns(self, work: StepWork) -> int:
+        for name in self.fitted.outside(work):
+            self.num_outside[name] = self.num_outside.get(name, 0) + 1
+        return self.fitted.duration_ns(work)
+
+
+def clock_model(scenario: Scenario) -> ClockModel:
+    """Give the model that [clock] means; ConfigError names what it needs and the scenario lacks."""
+    model = _without_noise(scenario)
+    noise = scenario.clock.noise
+    if model.step_time is None or not noise:
+        return model
+    noisy = NoisyStepTime(model.step_time, noise, scenario.run.seed)
+    return ClockModel(noisy, model.num_outside)
+
+
+def _without_noise(scenario: Scenario) -> ClockModel:
     clock = scenario.clock
     if clock.kind == "steps":
-        return None
-    if clock.kind == "calibrated":
-        raise ConfigError(
-            '[clock] kind is "calibrated", which is not supported yet: this version has steps, '
-            "nominal and roofline"
-        )
+        return ClockModel()
+    if clock.file is not None:
+        watched = WatchedRegion(read_profile(clock.file).step_time())
+        return ClockModel(watched, watched.num_outside)
     device, model = _parts(scenario)
     if clock.kind == "nominal":
-        return NominalStepTime(device, model)
+        return ClockModel(NominalStepTime(device, model))
     options = RooflineOptions(block_size=scenario.engine.block_size, **clock.options)
-    return RooflineStepTime(device, model, options)
+    return ClockModel(RooflineStepTime(device, model, options))
 
 
 def _parts(scenario: Scenario) -> tuple[Device, Model]:
@@ -40,6 +74,3 @@ def _parts(scenario: Scenario) -> tuple[Device, Model]:
             f"{_EXAMPLES[lacking]}, or its sizes; `everbatch roofline --list` shows the names"
         )
     return scenario.hardware, scenario.model
-
-
-_EXAMPLES = {"hardware": 'name = "h100-sxm"', "model": 'name = "llama-3.1-8b"'}

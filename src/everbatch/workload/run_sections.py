@@ -12,6 +12,7 @@ from typing import Any
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import Fields, did_you_mean, shown
+from everbatch.costs.noise import MAX_SIGMA
 from everbatch.workload.times import SECONDS, STEPS, TimeUnit
 
 CLOCKS = ("steps", "nominal", "roofline", "calibrated")
@@ -36,6 +37,8 @@ class ClockSpec:
     """The profile of the kind calibrated."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the kind roofline: those of costs.roofline.RooflineOptions that were given."""
+    noise: float = 0.0
+    """Standard deviation of the logarithm of a factor on each duration."""
 
     @property
     def unit(self) -> TimeUnit:
@@ -93,15 +96,21 @@ def read_goal(text: str, unit: TimeUnit) -> tuple[str, int]:
 def _read_clock(tables: Fields, folder: Path) -> ClockSpec:
     if "clock" not in tables:
         return ClockSpec()
-    keys = ("kind", "file", TENSOR_PARALLEL_SIZE, *ROOFLINE_NUMBERS)
+    keys = ("kind", "file", "noise", TENSOR_PARALLEL_SIZE, *ROOFLINE_NUMBERS)
     section = Fields(tables.get("clock"), "[clock]", keys)
     kind = section.one_of("kind", "steps", CLOCKS)
     for key in (TENSOR_PARALLEL_SIZE, *ROOFLINE_NUMBERS):
         if key in section and kind != "roofline":
             raise ConfigError(f'[clock] {key} belongs to the kind "roofline", the kind is "{kind}"')
+    noise = section.number("noise", 0.0, 0.0)
+    if noise and kind == "steps":
+        raise section.wrong("noise", "0 on the clock of steps, where a step has no length")
+    if noise > MAX_SIGMA:
+        raise section.wrong("noise", f"a number from 0 to {MAX_SIGMA:g}")
     if kind == "calibrated":
         section.required("file", "the profile that `everbatch calibrate` wrote")
-        return ClockSpec(kind, folder / section.text("file", "", may_be_empty=False))
+        file = folder / section.text("file", "", may_be_empty=False)
+        return ClockSpec(kind, file, noise=noise)
     if "file" in section:
         raise ConfigError(f'[clock] file belongs to the kind "calibrated", the kind is "{kind}"')
     options: dict[str, Any] = {
@@ -109,7 +118,7 @@ def _read_clock(tables: Fields, folder: Path) -> ClockSpec:
     }
     if TENSOR_PARALLEL_SIZE in section:
         options[TENSOR_PARALLEL_SIZE] = section.integer_or(TENSOR_PARALLEL_SIZE, 1, 1)
-    return ClockSpec(kind, options=options)
+    return ClockSpec(kind, options=options, noise=noise)
 
 
 def _read_run(tables: Fields, unit: TimeUnit) -> RunSpec:

@@ -178,6 +178,8 @@ def test_a_wrong_prompt_is_named(prompt, told):
             {"clock": {"kind": "nominal"}, "run": {"horizons": [0.0]}},
             "[run] horizons holds 0.0, it must be a number of seconds above 0",
         ),
+        ({"clock": {"noise": 0.1}}, "[clock] noise is 0.1, it must be 0 on the clock of steps"),
+        ({"clock": {"kind": "nominal", "noise": 3}}, "[clock] noise is 3, it must be a number fr"),
         ({"slo": {"ttft": 0.5}}, "[slo] ttft is 0.5, it must be an integer from 1"),
         ({"slo": {"p99": 1}}, '[slo] has no key "p99"'),
         ({"clock": {"kind": "step"}}, '(did you mean "steps"?)'),
