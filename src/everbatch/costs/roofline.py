@@ -30,8 +30,8 @@ class RooflineOptions:
     """What no data sheet tells: how well the rates are used, and what stands beside the device.
 
     Efficiencies are fractions of the stated rates; 0.8 for memory is AIConfigurator's, and 0.8 for
-    both came within 3 % of a recorded vLLM run on an RTX 4090. The host's times are those that BLIS
-    fitted, the latency of a transfer between devices is AIConfigurator's.
+    both came within 4 % of a recorded vLLM run on an RTX 4090 (docs/roofline.md). The host's times
+    are those that BLIS fitted, the latency of a transfer between devices is AIConfigurator's.
     """
 
     tensor_parallel_size: int = 1
