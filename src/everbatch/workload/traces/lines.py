@@ -112,10 +112,10 @@ def parse_object(line: str, number: int) -> dict[str, Any]:
 
 
 def _uncompressed(raw: RawIOBase) -> BufferedReader:
-    reader = BufferedReader(raw, _BUFFER_BYTES)
+    reader: BufferedReader = BufferedReader(cast(Any, raw), _BUFFER_BYTES)
     if reader.peek(2)[:2] != _GZIP_MAGIC:
         return reader
-    return BufferedReader(cast(RawIOBase, gzip.GzipFile(fileobj=reader)), _BUFFER_BYTES)
+    return BufferedReader(cast(Any, gzip.GzipFile(fileobj=reader)), _BUFFER_BYTES)
 
 
 def _quoted(line: str, number: int) -> list[str]:
