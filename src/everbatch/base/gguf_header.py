@@ -22,6 +22,7 @@ from typing import BinaryIO, NoReturn
 
 from everbatch.base.errors import ModelLoadError, UnsupportedModel
 from everbatch.base.spans import first_overlap
+from everbatch.base.units import div_ceil
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -143,7 +144,7 @@ def read_header(file: BinaryIO, size: int, name: str) -> GgufHeader:
         metadata[key] = _read_value(reader, key)
     alignment = _alignment(reader, metadata)
     rows = [_read_tensor_row(reader) for _ in range(num_tensors)]
-    data_offset = -(-reader.position // alignment) * alignment
+    data_offset = div_ceil(reader.position, alignment) * alignment
     tensors = [_place(reader, row, data_offset, alignment) for row in rows]
     _check_disjoint(reader, tensors)
     return GgufHeader(metadata, tensors, data_offset)

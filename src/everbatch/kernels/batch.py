@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from everbatch.base.errors import InvariantViolation
+from everbatch.base.invariant import check
+from everbatch.base.units import div_ceil
 from everbatch.kernels.arrays import Int32s
 
 
@@ -77,35 +78,35 @@ class PackedBatch:
         }
         for name, shape in expected.items():
             array = getattr(self, name)
-            _check(array.dtype == np.int32, f"{name} is not int32", dtype=str(array.dtype))
-            _check(
+            check(array.dtype == np.int32, f"{name} is not int32", dtype=str(array.dtype))
+            check(
                 array.shape == shape, f"{name} has a wrong shape", shape=array.shape, expected=shape
             )
-        _check(self.num_tokens > 0, "the batch is empty")
+        check(self.num_tokens > 0, "the batch is empty")
 
     def _check_rows(self) -> None:
         starts, query_lens = self.cu_seqlens_q, np.diff(self.cu_seqlens_q)
-        _check(
+        check(
             starts[0] == 0 and starts[-1] == self.num_tokens,
             "cu_seqlens_q does not run from 0 to T",
             first=int(starts[0]),
             last=int(starts[-1]),
             num_tokens=self.num_tokens,
         )
-        _check(bool((query_lens > 0).all()), "a row has no token", query_lens=query_lens.tolist())
-        _check(
+        check(bool((query_lens > 0).all()), "a row has no token", query_lens=query_lens.tolist())
+        check(
             0 <= self.num_prefills <= self.num_rows,
             "num_prefills is not a count of rows",
             num_prefills=self.num_prefills,
             num_rows=self.num_rows,
         )
-        _check(
+        check(
             bool((query_lens[self.num_prefills :] == 1).all()),
             "a decode row has more than one token",
             query_lens=query_lens.tolist(),
             num_prefills=self.num_prefills,
         )
-        _check(
+        check(
             bool((self.context_lens >= query_lens).all()),
             "a context is shorter than the row's own tokens",
             context_lens=self.context_lens.tolist(),
@@ -113,22 +114,22 @@ class PackedBatch:
         )
         first_positions = self.context_lens - query_lens
         expected = np.arange(self.num_tokens) + np.repeat(first_positions - starts[:-1], query_lens)
-        _check(
+        check(
             bool((self.positions == expected).all()),
             "positions are not the last ones of their row's context",
             positions=self.positions.tolist(),
         )
 
     def _check_blocks(self, num_blocks: int, block_size: int) -> None:
-        needed = int(-(-self.context_lens.max() // block_size))
-        _check(
+        needed = div_ceil(int(self.context_lens.max()), block_size)
+        check(
             self.block_tables.shape[1] >= needed,
             "block_tables is too narrow for the longest context",
             max_blocks=self.block_tables.shape[1],
             needed=needed,
         )
         lowest, highest = int(self.block_tables.min()), int(self.block_tables.max())
-        _check(
+        check(
             lowest >= 0 and highest < num_blocks,
             "block_tables names a block that does not exist",
             lowest=lowest,
@@ -140,13 +141,13 @@ class PackedBatch:
         rows = np.repeat(np.arange(self.num_rows), np.diff(self.cu_seqlens_q))
         blocks = self.block_tables[rows, self.positions // block_size]
         expected = blocks * block_size + self.positions % block_size
-        _check(
+        check(
             bool((self.slot_mapping == expected).all()),
             "slot_mapping does not follow block_tables",
             slot_mapping=self.slot_mapping.tolist(),
             expected=expected.tolist(),
         )
-        _check(
+        check(
             len(np.unique(self.slot_mapping)) == self.num_tokens,
             "two tokens are written to one slot",
             slot_mapping=self.slot_mapping.tolist(),
@@ -155,14 +156,9 @@ class PackedBatch:
     def _check_logit_rows(self) -> None:
         rows = self.logit_rows
         inside = len(rows) == 0 or (rows[0] >= 0 and rows[-1] < self.num_tokens)
-        _check(
+        check(
             bool(inside and (np.diff(rows) > 0).all()),
             "logit_rows are not ascending indices into T",
             logit_rows=rows.tolist(),
             num_tokens=self.num_tokens,
         )
-
-
-def _check(holds: bool, message: str, **facts: object) -> None:
-    if not holds:
-        raise InvariantViolation(f"packed batch: {message}", facts)

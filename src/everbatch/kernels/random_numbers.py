@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Words: TypeAlias = NDArray[np.uint64]
 
 _MASK_32 = np.uint64(0xFFFF_FFFF)
-_MASK_64 = (1 << 64) - 1
+MASK_64 = (1 << 64) - 1
 _GOLDEN = 0x9E37_79B9_7F4A_7C15  # 2**64 over the golden ratio
 
 # Philox-4x32's multipliers, and what its key grows by each round.
@@ -54,11 +54,11 @@ def seed_for(engine_seed: int, arrival_number: int) -> int:
     """Give the seed, in [0, 2**64), of a request that brings none: the engine's arrival_number-th.
     SplitMix64's output function (Steele et al., OOPSLA 2014, figure 16) on its arrival_number-th
     state, so no two requests of one engine share a seed."""
-    mixed = (_finalise(engine_seed & _MASK_64) + (arrival_number + 1) * _GOLDEN) & _MASK_64
+    mixed = (_finalise(engine_seed & MASK_64) + (arrival_number + 1) * _GOLDEN) & MASK_64
     return _finalise(mixed)
 
 
 def _finalise(value: int) -> int:
-    value = ((value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK_64
-    value = ((value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK_64
+    value = ((value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9) & MASK_64
+    value = ((value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB) & MASK_64
     return value ^ (value >> 31)

@@ -159,7 +159,7 @@ class ReferenceStep:
         """
         batch, block_size = self._batch, self._kv.block_size
         rows = np.arange(batch.num_prefills, batch.num_rows)
-        num_blocks = -(-batch.context_lens[rows] // block_size)
+        num_blocks = -(-batch.context_lens[rows] // block_size)  # div_ceil, of an array
         powers = np.frexp(num_blocks)[1]
         values_per_block = self._kv.keys[0, 0].size
         for power in np.unique(powers):
@@ -220,7 +220,7 @@ class _PromptChunk:
     def of_row(batch: PackedBatch, kv: KVStorage, row: int) -> "_PromptChunk":
         start, stop = batch.cu_seqlens_q[row : row + 2].tolist()
         context_len = int(batch.context_lens[row])
-        num_blocks = -(-context_len // kv.block_size)
+        num_blocks = div_ceil(context_len, kv.block_size)
         return _PromptChunk(start, stop, context_len, batch.block_tables[row, :num_blocks])
 
 
@@ -235,7 +235,7 @@ class _DecodeGroup:
     @staticmethod
     def of_rows(batch: PackedBatch, kv: KVStorage, rows: Indices) -> "_DecodeGroup":
         context_lens = batch.context_lens[rows, None]
-        num_blocks = int(-(-context_lens.max() // kv.block_size))
+        num_blocks = div_ceil(int(context_lens.max()), kv.block_size)
         return _DecodeGroup(
             tokens=batch.cu_seqlens_q[rows],
             blocks=batch.block_tables[rows, :num_blocks],

@@ -17,16 +17,12 @@ row, and what is rare is done row by row.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from everbatch.kernels.arrays import Floats
+from everbatch.kernels.arrays import Flags, Floats, Int64s
 from everbatch.kernels.random_numbers import uniform
-
-Indices: TypeAlias = NDArray[np.int64]
-Flags: TypeAlias = NDArray[np.bool_]
 
 # Below this a division by the temperature could only overflow (vLLM: _SAMPLING_EPS).
 GREEDY_BELOW = 1e-5
@@ -50,14 +46,14 @@ class RowExtras:
     forbidden_ids: int, ids that may not be chosen now (the eos and stop ids before min_tokens)
     """
 
-    token_history: Indices = field(default_factory=lambda: _NO_IDS)
+    token_history: Int64s = field(default_factory=lambda: _NO_IDS)
     prompt_length: int = 0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    bias_ids: Indices = field(default_factory=lambda: _NO_IDS)
+    bias_ids: Int64s = field(default_factory=lambda: _NO_IDS)
     bias_values: Floats = field(default_factory=lambda: np.empty(0, np.float32))
-    forbidden_ids: Indices = field(default_factory=lambda: _NO_IDS)
+    forbidden_ids: Int64s = field(default_factory=lambda: _NO_IDS)
 
 
 @dataclass(slots=True)
@@ -88,7 +84,7 @@ class RowLogprobs:
 
     logprob: float
     rank: int
-    top_ids: Indices
+    top_ids: Int64s
     top_logprobs: Floats
 
 
@@ -126,7 +122,7 @@ def sample(logits: Floats, rows: SamplingRows) -> SampledTokens:
     return SampledTokens(token_ids.astype(np.int32), failed, logprobs)
 
 
-def _are_finite(logits: Floats, largest_ids: Indices) -> Flags:
+def _are_finite(logits: Floats, largest_ids: Int64s) -> Flags:
     """Which rows [R] hold finite numbers only: argmax and min both run into a NaN."""
     with np.errstate(invalid="ignore"):
         smallest = logits.min(axis=-1)
@@ -157,7 +153,7 @@ def _adjust(raw: Floats, extras: RowExtras) -> Floats:
     return values
 
 
-def _draw(values: Floats, rows: SamplingRows, group: Indices) -> Indices:
+def _draw(values: Floats, rows: SamplingRows, group: Int64s) -> Int64s:
     """Draw one token for each of `group`, row indices into `rows`. values: [len(group), V]."""
     temperature = rows.temperature[group, None]
     with np.errstate(over="ignore"):  # -inf: too far below the largest to matter.
@@ -173,7 +169,7 @@ def _draw(values: Floats, rows: SamplingRows, group: Indices) -> Indices:
     # At most 1 - 2**-53, so a product is below the total even when rounded, and what is chosen has
     # a weight: cumulative stops growing at the last that has.
     targets = numbers * cumulative[:, -1]
-    chosen: Indices = np.count_nonzero(cumulative <= targets[:, None], axis=-1)
+    chosen: Int64s = np.count_nonzero(cumulative <= targets[:, None], axis=-1)
     return chosen
 
 
@@ -203,7 +199,7 @@ def _truncate(values: Floats, scaled: Floats, weights: Floats, top_k: int, top_p
     weights[ids] = kept
 
 
-def _candidates(scaled: Floats) -> Iterator[Indices]:
+def _candidates(scaled: Floats) -> Iterator[Int64s]:
     """Ever larger sets of ids, ascending, each holding every token likelier than its least likely
     one; the last is the vocabulary. So a set with enough of what is sought has all of it, and the
     vocabulary is hardly ever sorted."""

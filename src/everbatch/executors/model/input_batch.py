@@ -113,16 +113,16 @@ class InputBatch:
             ]
         )
         width = div_ceil(int(context_lens.max()), self._block_size)
-        batch = _packed(
-            input_ids,
-            positions,
-            query_lens,
-            context_lens,
-            self._block_tables[slots, :width],
-            self._block_size,
-            np.array([chunk.emits for chunk in chunks] + [True] * len(decodes), np.bool_),
-            len(chunks),
+        rows = _Rows(
+            input_ids=input_ids,
+            positions=positions,
+            query_lens=query_lens,
+            context_lens=context_lens,
+            block_tables=self._block_tables[slots, :width],
+            emits=np.array([chunk.emits for chunk in chunks] + [True] * len(decodes), np.bool_),
+            num_prefills=len(chunks),
         )
+        batch = rows.packed(self._block_size)
         if plan.masked:
             assert scratch_block is not None
             batch = _with_masked_rows(batch, len(plan.masked), scratch_block, self._block_size)
@@ -148,30 +148,37 @@ class InputBatch:
         self._num_computed[follower] = self._num_computed[leader]
 
 
-def _packed(
-    input_ids: Int32s,
-    positions: Int32s,
-    query_lens: Int32s,
-    context_lens: Int32s,
-    block_tables: Int32s,
-    block_size: int,
-    emits: Flags,
-    num_prefills: int,
-) -> PackedBatch:
-    """Add what follows from tokens, lengths and tables: offsets, slots, rows of logits."""
-    rows = np.repeat(np.arange(len(query_lens)), query_lens)
-    blocks = block_tables[rows, positions // block_size]
-    ends = np.cumsum(query_lens, dtype=np.int32)
-    return PackedBatch(
-        input_ids=input_ids,
-        positions=positions,
-        cu_seqlens_q=np.concatenate([np.zeros(1, np.int32), ends]),
-        context_lens=context_lens,
-        block_tables=block_tables,
-        slot_mapping=blocks * block_size + positions % block_size,
-        logit_rows=ends[emits] - np.int32(1),
-        num_prefills=num_prefills,
-    )
+@dataclass(slots=True)
+class _Rows:
+    """The rows of a step: S rows with T tokens, prompt chunks first.
+
+    input_ids, positions: [T] int32; query_lens, context_lens: [S] int32; emits: [S] bool, whose
+    last token's logits are wanted; block_tables: [S, max_blocks] int32.
+    """
+
+    input_ids: Int32s
+    positions: Int32s
+    query_lens: Int32s
+    context_lens: Int32s
+    block_tables: Int32s
+    emits: Flags
+    num_prefills: int
+
+    def packed(self, block_size: int) -> PackedBatch:
+        """Add what follows from tokens, lengths and tables: offsets, slots, rows of logits."""
+        rows = np.repeat(np.arange(len(self.query_lens)), self.query_lens)
+        blocks = self.block_tables[rows, self.positions // block_size]
+        ends = np.cumsum(self.query_lens, dtype=np.int32)
+        return PackedBatch(
+            input_ids=self.input_ids,
+            positions=self.positions,
+            cu_seqlens_q=np.concatenate([np.zeros(1, np.int32), ends]),
+            context_lens=self.context_lens,
+            block_tables=self.block_tables,
+            slot_mapping=blocks * block_size + self.positions % block_size,
+            logit_rows=ends[self.emits] - np.int32(1),
+            num_prefills=self.num_prefills,
+        )
 
 
 def _with_masked_rows(

@@ -6,15 +6,40 @@ tokens with stop ids, for all rows at once. Not here: choosing tokens (kernels.s
     S slots, R rows that sample in a step, K stop ids of the request that has most
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.kernels.arrays import Flags, Int32s
-from everbatch.kernels.random_numbers import seed_for
+from everbatch.kernels.random_numbers import MASK_64, seed_for
 from everbatch.kernels.sampling import RowExtras, SamplingRows
 
 _NO_STOP_ID = -1
-_MASK_64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotExtras:
+    """What few requests ask for: their options, the length of their prompt, their stop ids."""
+
+    params: SamplingParams
+    num_prompt_tokens: int
+    stops: tuple[int, ...]
+
+    def after(self, history: Int32s) -> RowExtras:
+        """Give what holds for the next token. history: int32, prompt and outputs so far."""
+        params = self.params
+        too_early = len(history) - self.num_prompt_tokens < params.min_tokens
+        return RowExtras(
+            token_history=history.astype(np.int64),
+            prompt_length=self.num_prompt_tokens,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            bias_ids=np.array([token_id for token_id, _ in params.logit_bias], np.int64),
+            bias_values=np.array([bias for _, bias in params.logit_bias], np.float32),
+            forbidden_ids=np.array(self.stops if too_early else (), np.int64),
+        )
 
 
 class SamplingState:
@@ -31,8 +56,8 @@ class SamplingState:
         self._wants_logprobs = np.zeros(num_slots, np.bool_)
         self._num_logprobs = np.zeros(num_slots, np.int32)
         self._stop_ids = np.full((num_slots, max(1, len(eos_token_ids))), _NO_STOP_ID, np.int32)
-        self._extras: dict[int, tuple[SamplingParams, int, tuple[int, ...]]] = {}
-        """Of the few slots with penalties, biases or min_tokens: options, prompt length, stops."""
+        self._extras: dict[int, _SlotExtras] = {}
+        """Of the few slots with penalties, biases or min_tokens."""
 
     def admit(
         self,
@@ -53,7 +78,7 @@ class SamplingState:
         if sample > 0:
             # Sample 0 draws what the same request with n = 1 draws.
             seed = seed_for(seed, sample)
-        self._seed[slot] = seed & _MASK_64
+        self._seed[slot] = seed & MASK_64
         self._wants_logprobs[slot] = params.logprobs is not None
         self._num_logprobs[slot] = params.logprobs or 0
         eos = () if params.ignore_eos else self._eos_token_ids
@@ -63,7 +88,7 @@ class SamplingState:
         self._stop_ids[slot, : len(stops)] = stops
         self._extras.pop(slot, None)
         if _uses_extras(params):
-            self._extras[slot] = (params, num_prompt_tokens, stops)
+            self._extras[slot] = _SlotExtras(params, num_prompt_tokens, stops)
 
     def rows(self, slots: Int32s, num_tokens: Int32s, token_ids: Int32s) -> SamplingRows:
         """Give the options of a step's rows.
@@ -93,9 +118,7 @@ class SamplingState:
         extras: dict[int, RowExtras] = {}
         for row, slot in enumerate(slots.tolist()):
             if slot in self._extras:
-                params, num_prompt_tokens, stops = self._extras[slot]
-                history = token_ids[slot, : num_tokens[slot]]
-                extras[row] = _extras_of(params, history, num_prompt_tokens, stops)
+                extras[row] = self._extras[slot].after(token_ids[slot, : num_tokens[slot]])
         return extras
 
     def _widen(self, num_stops: int) -> None:
@@ -112,20 +135,4 @@ def _uses_extras(params: SamplingParams) -> bool:
         or params.frequency_penalty != 0.0
         or bool(params.logit_bias)
         or params.min_tokens > 0
-    )
-
-
-def _extras_of(
-    params: SamplingParams, history: Int32s, num_prompt_tokens: int, stops: tuple[int, ...]
-) -> RowExtras:
-    too_early = len(history) - num_prompt_tokens < params.min_tokens
-    return RowExtras(
-        token_history=history.astype(np.int64),
-        prompt_length=num_prompt_tokens,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        bias_ids=np.array([token_id for token_id, _ in params.logit_bias], np.int64),
-        bias_values=np.array([bias for _, bias in params.logit_bias], np.float32),
-        forbidden_ids=np.array(stops if too_early else (), np.int64),
     )
