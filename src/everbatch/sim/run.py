@@ -34,6 +34,8 @@ from everbatch.sim.texts import TextMaker
 from everbatch.workload.requests import RequestSpec
 from everbatch.workload.scenario import Scenario
 
+SERVED = (FinishReason.STOP, FinishReason.LENGTH)
+"""Whoever ends otherwise may try again."""
 STEPS_A_REPORT = 4096
 """So many calls of the engine go by between two reports of progress."""
 

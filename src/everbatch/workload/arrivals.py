@@ -106,7 +106,7 @@ class OpenRequests:
         self._next = self._next_time()
         return spec
 
-    def ended(self, request_id: str, now_ns: int) -> None:
+    def ended(self, request_id: str, now_ns: int, *, served: bool = True) -> None:
         """Clients of an open loop do not wait for each other."""
 
     def notes(self) -> list[str]:
@@ -155,7 +155,7 @@ class ClosedRequests:
         self._thinks[spec.id] = round(self._think() * NS_PER_S)
         return spec
 
-    def ended(self, request_id: str, now_ns: int) -> None:
+    def ended(self, request_id: str, now_ns: int, *, served: bool = True) -> None:
         """Let the user of a request think, then send; who has not sent it yet is not told twice."""
         think = self._thinks.pop(request_id, None)
         if think is None:

@@ -35,8 +35,11 @@ class RequestSource(Protocol):
         """Take the next request; `peek` has just given its time."""
         ...
 
-    def ended(self, request_id: str, now_ns: int) -> None:
-        """Hear that a request has ended, in whatever way. Unknown ones are passed over."""
+    def ended(self, request_id: str, now_ns: int, *, served: bool = True) -> None:
+        """Hear that a request has ended; unknown ones are passed over.
+
+        `served` is false for those that were refused, waited too long or whose client left.
+        """
         ...
 
     def notes(self) -> list[str]:
@@ -65,7 +68,7 @@ class ListedRequests:
     def pop(self) -> RequestSpec:
         return self._specs.pop()
 
-    def ended(self, request_id: str, now_ns: int) -> None:
+    def ended(self, request_id: str, now_ns: int, *, served: bool = True) -> None:
         """Nobody sends more than is listed."""
 
     def notes(self) -> list[str]:

@@ -25,6 +25,7 @@ from everbatch.workload.clients import AS_THEY_ARE, Clients
 from everbatch.workload.lengths import read_lengths
 from everbatch.workload.random_draws import stream
 from everbatch.workload.requests import MAX_REQUESTS, MAX_TOKENS
+from everbatch.workload.retries import Retries, RetryingRequests
 from everbatch.workload.sources import RequestSource
 from everbatch.workload.traces.formats import FORMATS, open_trace
 from everbatch.workload.traces.requests import TraceRequests
@@ -34,6 +35,8 @@ MAX_SECONDS = 1e9
 MIN_SPEED, MAX_SPEED = 1e-6, 1e6
 MIN_RATE, MAX_RATE = 1e-6, 1e9
 MIN_SAMPLE = 1e-6
+MAX_RETRIES = 20
+MIN_BACKOFF, MAX_BACKOFF = 1e-3, 3600.0
 MAX_USERS = 1_000_000
 MAX_PREFIXES = 1_000_000
 MIN_CV, MAX_CV = 1e-3, 100.0
@@ -41,7 +44,7 @@ MIN_CV, MAX_CV = 1e-3, 100.0
 MAX_TRACE_ROWS = 1 << 40
 
 ARRIVALS = ("poisson", "gamma", "uniform", "burst", "closed")
-CLIENT_KEYS = ("max_tokens", "patience", "impatient", "deadline")
+CLIENT_KEYS = ("max_tokens", "patience", "impatient", "deadline", "retries", "backoff")
 TRACE_KEYS = (
     "trace",
     "format",
@@ -97,10 +100,15 @@ def read_workload(section: Fields, base_dir: Path, seed: int) -> Workload:
         raise ConfigError(f"{section.where} has {both}: give one of them")
     if "trace" in section:
         _refuse_others(section, TRACE_KEYS, "a trace")
-        return _read_trace(section, base_dir, seed)
-    kind = section.one_of("arrivals", "", ARRIVALS)
-    _refuse_others(section, (*_COMMON_KEYS, *_KEYS_OF[kind]), f"arrivals {kind}")
-    return _read_synthetic(section, kind, base_dir, seed)
+        workload = _read_trace(section, base_dir, seed)
+    else:
+        kind = section.one_of("arrivals", "", ARRIVALS)
+        _refuse_others(section, (*_COMMON_KEYS, *_KEYS_OF[kind]), f"arrivals {kind}")
+        workload = _read_synthetic(section, kind, base_dir, seed)
+    retries = _read_retries(section, seed)
+    if retries is None:
+        return workload
+    return Workload(workload.title, lambda: RetryingRequests(workload.source(), retries))
 
 
 def _read_trace(section: Fields, base_dir: Path, seed: int) -> Workload:
@@ -223,6 +231,16 @@ def _read_clients(section: Fields) -> Clients:
         impatient=_between(section, "impatient", 1.0, 0.0, 1.0),
         deadline_ns=_time(section, "deadline"),
     )
+
+
+def _read_retries(section: Fields, seed: int) -> Retries | None:
+    limit = section.integer_or("retries", 0, 0, MAX_RETRIES)
+    backoff = _between(section, "backoff", 1.0, MIN_BACKOFF, MAX_BACKOFF)
+    if not limit:
+        if "backoff" in section:
+            section.required("retries", "how often clients try again")
+        return None
+    return Retries(limit, round(backoff * NS_PER_S), seed)
 
 
 def _refuse_others(section: Fields, allowed: tuple[str, ...], what: str) -> None:

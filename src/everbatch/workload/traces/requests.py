@@ -33,7 +33,7 @@ class TraceRequests:
         self._next = next(self._rows, None)
         return _request_of(number, row, self._clients, self._leaving)
 
-    def ended(self, request_id: str, now_ns: int) -> None:
+    def ended(self, request_id: str, now_ns: int, *, served: bool = True) -> None:
         """A trace goes on whatever happens to its requests."""
 
     def notes(self) -> list[str]:
