@@ -79,6 +79,8 @@ class SimulatedExecutor:
         self._step_time: StepTime = OneTick() if step_time is None else step_time
         self.work = StepWork()
         """What the last pass did; the object is used again."""
+        self.num_tokens = 0
+        """Tokens computed in all passes; masked rows compute none that count."""
         self._rows: dict[int, _Row] = {}
         self._ends_at: dict[int, dict[int, None]] = {}
         """Slots by the pass that emits their last output."""
@@ -109,6 +111,7 @@ class SimulatedExecutor:
             self._join(slot)
         assert self._num_decodes == plan.num_decodes, "the decode sets differ"
         self._count_work(plan)
+        self.num_tokens += self._num_decodes + self.work.prefill_tokens
         self._num_passes += 1
         self._decode_context += self._num_decodes
         stopped = list(self._ends_at.pop(self._num_passes, ()))

@@ -71,7 +71,8 @@ class Accounts:
         """By every id that events name: requests and samples."""
         self._ended = Latencies()
         self._recomputed_tokens = 0
-        """Of those that have ended."""
+        self._output_tokens = 0
+        """Both of those that have ended."""
         self._last_pass_end = 0
         self._longest_gaps = LongestGaps() if "itl" in goals else None
 
@@ -138,6 +139,10 @@ class Accounts:
         """Give the tokens computed again up to now; the records are settled."""
         return self._recomputed_tokens + sum(record.recomputed_tokens for record in live)
 
+    def output_tokens(self, live: Iterable[RequestRecord]) -> int:
+        """Give the tokens that requests got up to now; the records are settled."""
+        return self._output_tokens + sum(record.output_tokens for record in live)
+
     def live(self, scheduler: Scheduler) -> list[RequestRecord]:
         """Give the records of the requests that live, in order of arrival."""
         ids = dict.fromkeys(map(_request_id, scheduler.state.requests.values()))
@@ -157,6 +162,7 @@ class Accounts:
         record.sum_up()
         self._ended.add(record, map(self._times_of, record.streams), self.goals)
         self._recomputed_tokens += record.recomputed_tokens
+        self._output_tokens += record.output_tokens
         if not self._keeps_requests:
             del self.records[record.spec.id]
             self._streams.pop(record.spec.id, None)

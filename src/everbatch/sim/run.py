@@ -26,6 +26,7 @@ from everbatch.scheduler.request import FinishReason
 from everbatch.scheduler.scheduler import Scheduler
 from everbatch.sim.accounts import QUEUE_EMPTY, Accounts
 from everbatch.sim.arrivals import World
+from everbatch.sim.conservation import check_conservation
 from everbatch.sim.event_body import EventBody
 from everbatch.sim.progress import no_progress
 from everbatch.sim.step_times import ClockModel, clock_model
@@ -100,8 +101,8 @@ class SimulatedRun:
         self._clock = VirtualClock()
         given = options.step_time
         self._model = clock_model(scenario) if given is None else ClockModel(given)
-        simulated = SimulatedExecutor(self._clock, self._model.step_time)
-        executor = _WatchedExecutor(simulated, self)
+        self._executor = SimulatedExecutor(self._clock, self._model.step_time)
+        executor = _WatchedExecutor(self._executor, self)
         self.engine = Engine(scenario.engine, executor, self._clock, fails_stuck=False)
         self.accounts = Accounts(scenario.goals, keeps_requests=options.keeps_requests)
         if options.keeps_requests:
@@ -196,7 +197,9 @@ class SimulatedRun:
         accounts.settle(scheduler)
         accounts.counters.now = now
         accounts.counters.steps = now if self._counts_ticks else scheduler.state.decodes.num_steps
-        return figures(accounts, self._scenario, accounts.live(scheduler))
+        live = accounts.live(scheduler)
+        check_conservation(accounts, scheduler, self._executor.num_tokens, live)
+        return figures(accounts, self._scenario, live)
 
     def _step(self) -> None:
         """Let the engine decide and run one step, or learn why it cannot."""
