@@ -1,10 +1,10 @@
 """Every event of the log: what happened to whom, when. docs/events.md describes them for readers.
 
 Typed, frozen, versioned: a field with a default may be added within a version, none renamed or
-dropped. Times are
-nanoseconds of the engine's clock, `step` is the number of the step concerned (0: before the first).
-The log is a delta log: a step in which nothing joined, left, or got or lost a block writes no line
-of its own; runs of such steps become one QuietSteps line (eventlog.EventLogWriter).
+dropped. Times are nanoseconds of the engine's clock, `step` is the number of the step concerned (0:
+before the first). The log is a delta log: a step in which nothing joined, left, or got or lost a
+block writes no line of its own; runs of such steps become one QuietSteps line
+(eventlog.EventLogWriter).
 """
 
 from dataclasses import dataclass

@@ -8,9 +8,7 @@ Names and rules: llama.cpp, llama-vocab.cpp, llama_vocab::impl::load. Where it q
 of the original tokenizer.json beside its own adaptation, the original stands here. Compared with
 the original files on varied text: llama-bpe and qwen2. NFC comes from qwen2's file and is taken to
 hold for the names that share or extend its expression; tekken, gpt-4o and default were not
-compared.
-Not covered: names that only architectures use which
-everbatch does not run.
+compared. Not covered: names that only architectures use which everbatch does not run.
 """
 
 from dataclasses import dataclass
