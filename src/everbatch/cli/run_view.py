@@ -53,7 +53,8 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
     slots = summary["config"]["max_num_seqs"]
     lasted = "" if summary["duration_s"] is None else f" in {seconds(summary['duration_s'])}"
     console.print(f"{summary['scenario']}: {summary['steps']:,} steps{lasted}, {slots:,} slots\n")
-    for note in [*summary["workload"]["notes"], *_outside(summary)]:
+    notes = [*summary["workload"]["notes"], *_outside(summary), summary["overload"]]
+    for note in filter(None, notes):
         console.print(note)
     console.print(_figures(summary))
     console.print()

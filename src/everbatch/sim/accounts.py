@@ -51,6 +51,8 @@ class Counters:
     """Sum over the passes of their duration times the slots that were held."""
     used_block_time: int = 0
     num_arrived: int = 0
+    last_arrival: int = 0
+    waiting_at_last_arrival: int = 0
     num_rejected: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)
     """By finish reason."""

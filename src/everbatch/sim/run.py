@@ -152,8 +152,11 @@ class SimulatedRun:
             observer.planned(plan, self._step_number(plan, self._clock.now_ns() + 1))
 
     def _arrive(self) -> None:
+        counters = self.accounts.counters
         for spec in self._world.arrivals(self._clock.now_ns()):
             self.accounts.expect(spec)
+            counters.last_arrival = spec.arrival
+            counters.waiting_at_last_arrival = self.engine.scheduler.state.num_waiting
             rejection = self.engine.add(_engine_request(spec, self._texts))
             if rejection is not None:
                 self.accounts.note_rejected(spec.id, rejection.message)

@@ -46,6 +46,11 @@ def figures(accounts: Accounts, scenario: Scenario, live: list[RequestRecord]) -
         "num_arrived": counters.num_arrived,
         "num_finished": dict(sorted(counters.num_finished.items())),
         "num_rejected": counters.num_rejected,
+        "backlog": {
+            "last_arrival": unit.written(counters.last_arrival),
+            "waiting_then": counters.waiting_at_last_arrival,
+            "unfinished": len(live),
+        },
         "throughput": None if unit.is_steps else _throughput(accounts, latencies, unit),
         "goodput": _goodput(accounts, latencies, unit),
         "ttft": _written(distribution(latencies.ttft), unit),
@@ -61,7 +66,7 @@ def summary(facts: Summary, scenario: Scenario, digest: str, notes: list[str]) -
     `notes` say what of the workload was left out or changed.
     """
     horizon, workload = scenario.run.horizon, scenario.workload
-    return {
+    told = {
         "scenario": scenario.name,
         "clock": scenario.clock.kind,
         "horizon": None if horizon is None else scenario.clock.unit.written(horizon),
@@ -77,6 +82,30 @@ def summary(facts: Summary, scenario: Scenario, digest: str, notes: list[str]) -
         },
         "horizons": {},
     }
+    told["overload"] = overload(told)
+    return told
+
+
+def overload(told: Summary) -> str | None:
+    """Say that more came than could be served, of a summary; None if the queue stayed short.
+
+    That is: when the last request came, more waited than hold slots at once; or as many still live
+    at the horizon. Requests that all come at once are no overload.
+    """
+    backlog, slots = told["backlog"], told["config"]["max_num_seqs"]
+    last, waiting, unfinished = (backlog[key] for key in backlog)
+    if max(waiting, unfinished - slots) <= slots or not last:
+        return None
+    is_steps = told["duration_s"] is None
+    unit = "steps" if is_steps else "s"
+    end = told["steps"] if is_steps else told["duration_s"]
+    sentence = (
+        f"more came than could be served: of {told['num_arrived']:,} requests within "
+        f"{last:,.6g} {unit} {waiting:,} waited when the last one came"
+    )
+    if unfinished:
+        return f"{sentence}; {unfinished:,} have not ended at {end:,.6g} {unit}"
+    return f"{sentence}; the last ended {end - last:,.6g} {unit} later"
 
 
 def request_entries(
