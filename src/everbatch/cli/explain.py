@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,14 +23,21 @@ from everbatch.cli.server_url import base_url, is_server
 from everbatch.diagnose.explain import Explanation, explain
 from everbatch.diagnose.life import Life
 from everbatch.diagnose.log import Ruler
-from everbatch.diagnose.overview import Overview, Totals, overview
+from everbatch.diagnose.overview import NO_END, Overview, Ranking, Totals, overview
 from everbatch.diagnose.sentences import Row, Teller, count
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 EXIT_DAMAGED = 1
 STANDARD_INPUT = "-"
 EVENTS_PATH = "/debug/events"
 FETCH_TIMEOUT_S = 30.0
 DEFAULT_WORST = 3
+NARROW = 72
+"""On a terminal of fewer columns the text of a row stands under its steps, not beside them."""
 WHEN_WIDTH = 18
 LENGTH_WIDTH = 10
 
@@ -183,21 +192,48 @@ def _print_rich(teller: Teller, life: Life) -> None:
 
     console = make_console()
     console.print(Text(teller.heading(life), style="bold"))
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(no_wrap=True, justify="right")
-    table.add_column(overflow="fold")
-    for row in teller.rows(life):
-        told = Text(row.text)
-        for detail in row.details:
-            told.append(f"\n  {detail}", style="dim")
-        table.add_row(Text(row.when), Text(row.length), told)
-    console.print(table)
+    rows = teller.rows(life)
+    console.print(_stacked(rows) if console.width < NARROW else _side_by_side(rows))
     facts = Table.grid(padding=(0, 2))
     for name, figure in teller.summary(life):
         facts.add_row(Text(name, style="dim"), figure)
     console.print()
     console.print(facts)
+
+
+def _side_by_side(rows: list[Row]) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(Text(row.when), Text(row.length), _told(row))
+    return table
+
+
+def _stacked(rows: list[Row]) -> "Group":
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for row in rows:
+        if row.when:
+            parts.append(Text(f"{row.when}  {row.length}".rstrip(), style="dim"))
+        parts.append(Padding(_told(row), (0, 0, 0, 2)))
+    return Group(*parts)
+
+
+def _told(row: Row) -> "Text":
+    from rich.text import Text
+
+    told = Text(row.text)
+    for detail in row.details:
+        told.append(f"\n  {detail}", style="dim")
+    return told
 
 
 # A whole log
@@ -211,14 +247,16 @@ def _show_overview(source: str, found: Overview, worst: int | None, as_json: boo
     teller = Teller(found.header["config"], found.ruler)
     if worst is None:
         for line in _overview_lines(source, found):
-            click.echo(line)
+            _echo_folded(line)
     names = [name for name, ranked in rankings.items() if ranked]
     if not names:
         click.echo("nobody waited and nobody was preempted")
     for name in names:
         click.echo(f"{name}:")
+        width = max(len(totals.id) for totals in rankings[name])
         for totals in rankings[name]:
-            click.echo(f"  {totals.id}  {_fate(teller, found, totals)}")
+            figure = _ranked_by(name, teller, found, totals)
+            _echo_folded(f"  {totals.id.ljust(width)}  {figure}, {totals.end or NO_END}")
     asked = next((rankings[name][0].id for name in names), next(iter(found.totals), None))
     if asked is not None:
         click.echo(f"\nask: everbatch explain {shlex.quote(source)} {shlex.quote(asked)}")
@@ -244,21 +282,20 @@ def _overview_lines(source: str, found: Overview) -> Iterator[str]:
     yield ""
 
 
-def _fate(teller: Teller, found: Overview, totals: Totals) -> str:
-    facts = [f"waited {teller.duration(totals.wait(found.last_t))} in the queue"]
-    steps = totals.steps_waited.total()
-    facts.append(f"{count(steps, 'step')} without a token")
-    if totals.main_reason is not None:
-        facts.append(f"mostly {totals.main_reason}")
-    if totals.num_preemptions:
-        facts.append(f"preempted {count(totals.num_preemptions, 'time')}")
-    if totals.recomputed_tokens:
-        facts.append(f"{count(totals.recomputed_tokens, 'token')} computed again")
-    facts.append(totals.end or "no end in the log")
-    return ", ".join(facts)
+def _ranked_by(ranking: Ranking, teller: Teller, found: Overview, totals: Totals) -> str:
+    """Write the figure that puts a request into a ranking."""
+    match ranking:
+        case Ranking.WAIT:
+            return f"{teller.duration(totals.wait(found.last_t))} in the queue"
+        case Ranking.STEPS:
+            return f"{count(totals.steps_waited.total(), 'step')}, mostly {totals.main_reason}"
+        case Ranking.PREEMPTIONS:
+            return f"preempted {count(totals.num_preemptions, 'time')}"
+        case Ranking.RECOMPUTED:
+            return f"{count(totals.recomputed_tokens, 'token')} computed again"
 
 
-def _overview_facts(found: Overview, rankings: dict[str, list[Totals]]) -> dict[str, Any]:
+def _overview_facts(found: Overview, rankings: dict[Ranking, list[Totals]]) -> dict[str, Any]:
     log = found.log
     assert log is not None
     return {
@@ -301,6 +338,21 @@ def _counts(counts: dict[str, int]) -> str:
 def _print_json(source: str, facts: dict[str, Any]) -> None:
     told = {"everbatch": __version__, "source": source, **facts}
     click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+
+
+def _echo_folded(line: str) -> None:
+    """Print a line; on a terminal that is too narrow for it, what follows is indented."""
+    width = get_terminal_size().columns
+    if sys.stdout.isatty() and len(line) > width:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        line = fill(
+            line,
+            width,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    click.echo(line)
 
 
 def _tell(message: str) -> None:

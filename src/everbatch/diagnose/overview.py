@@ -6,6 +6,7 @@ Belongs here: sums over all requests; O(requests) memory. Not here: the life of 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from everbatch.base.events import (
@@ -22,6 +23,17 @@ from everbatch.base.events import (
 )
 from everbatch.diagnose.log import LogReader, Ruler
 
+NO_END = "no end in the log"
+
+
+class Ranking(StrEnum):
+    """What makes a request worth asking about."""
+
+    WAIT = "longest wait"
+    STEPS = "most steps without a token"
+    PREEMPTIONS = "most preemptions"
+    RECOMPUTED = "most recomputed tokens"
+
 
 @dataclass(slots=True)
 class Totals:
@@ -30,6 +42,7 @@ class Totals:
     id: str
     arrival_t: int | None
     first_start_t: int | None = None
+    end_t: int | None = None
     reason: str | None = None
     since_step: int = 0
     steps_waited: Counter[str] = field(default_factory=Counter)
@@ -40,8 +53,9 @@ class Totals:
     end: str | None = None
 
     def wait(self, now: int | None) -> int:
-        """Give the time to its first step, or up to now."""
-        until = self.first_start_t if self.first_start_t is not None else now
+        """Give the time to its first step, or to its end without one, or up to now."""
+        known = (t for t in (self.first_start_t, self.end_t, now) if t is not None)
+        until = next(known, None)
         return 0 if self.arrival_t is None or until is None else until - self.arrival_t
 
     @property
@@ -91,17 +105,17 @@ class Overview:
         for totals in self.totals.values():
             self._count_wait(totals, self._step + 1)
 
-    def worst(self, count: int) -> dict[str, list[Totals]]:
+    def worst(self, count: int) -> dict[Ranking, list[Totals]]:
         """Name the requests worth asking about: by what makes them so, the worst first."""
         by_wait = [(totals.wait(self.last_t), totals) for totals in self.totals.values()]
         by_steps = [(totals.steps_waited.total(), totals) for totals in self.totals.values()]
         by_loss = [(totals.num_preemptions, totals) for totals in self.totals.values()]
         by_work = [(totals.recomputed_tokens, totals) for totals in self.totals.values()]
         return {
-            "longest wait": _top(by_wait, count),
-            "most steps without a token": _top(by_steps, count),
-            "most preemptions": _top(by_loss, count),
-            "most recomputed tokens": _top(by_work, count),
+            Ranking.WAIT: _top(by_wait, count),
+            Ranking.STEPS: _top(by_steps, count),
+            Ranking.PREEMPTIONS: _top(by_loss, count),
+            Ranking.RECOMPUTED: _top(by_work, count),
         }
 
     def reasons(self) -> Counter[str]:
@@ -112,7 +126,7 @@ class Overview:
         return counts
 
     def ends(self) -> Counter[str]:
-        return Counter(totals.end or "no end in the log" for totals in self.totals.values())
+        return Counter(totals.end or NO_END for totals in self.totals.values())
 
     def _of(self, id: str) -> Totals:
         known = self.totals.get(id)
@@ -153,7 +167,7 @@ class Overview:
         totals = self._of(event.id)
         self._count_wait(totals, event.step + 1)
         if isinstance(event, Finished):
-            totals.end = event.reason
+            totals.end, totals.end_t = event.reason, event.t
             totals.output_tokens = event.output_tokens
             totals.recomputed_tokens = event.recomputed_tokens
 

@@ -1,8 +1,14 @@
 """A whole log in figures, and which requests are worth asking about."""
 
-from unit.diagnose.logs import log_of, request
+from io import StringIO
 
+import pytest
+from unit.diagnose.logs import life_of, log_of, request
+
+from everbatch.diagnose.life import sums
 from everbatch.diagnose.overview import overview
+from everbatch.sim.run import simulate
+from everbatch.workload.builtin_scenarios import find_scenario
 
 
 def test_the_longest_waits_come_first():
@@ -13,6 +19,30 @@ def test_the_longest_waits_come_first():
     assert [(totals.id, totals.wait(found.last_t)) for totals in ranked] == [("c", 7), ("b", 5)]
     assert ranked[0].main_reason == "behind_head"
     assert ranked[0].steps_waited == {"behind_head": 5, "sequence_budget": 2}
+
+
+def test_a_wait_ends_with_its_request():
+    requests = [request("a", 4, 30), request("late", 4, 2, deadline=5), request("gone", abort_at=3)]
+    found = overview(log_of(*requests, max_num_seqs=1))
+    waits = {totals.id: totals.wait(found.last_t) for totals in found.totals.values()}
+
+    assert found.ends() == {"stop": 1, "deadline": 1, "abort": 1}
+    assert waits == {"a": 0, "late": 6, "gone": 3}
+
+
+@pytest.mark.parametrize(
+    "name", ["backfill", "memory-pressure", "overload", "overload-deadline", "victims"]
+)
+def test_the_overview_and_the_lives_agree(name):
+    file = StringIO()
+    simulate(find_scenario(name), file)
+    log = file.getvalue().splitlines(keepends=True)
+    found = overview(log)
+
+    for id, totals in found.totals.items():
+        facts = sums(life_of(log, id))
+        in_overview = (totals.wait(found.last_t), totals.steps_waited)
+        assert in_overview == (facts.queue_wait, facts.steps_waited)
 
 
 def test_victims_are_ranked_by_preemptions_and_by_what_was_computed_again():
