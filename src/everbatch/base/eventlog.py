@@ -21,6 +21,9 @@ from everbatch.base.events import EVENT_LOG_VERSION, EVENT_TYPES, Event, QuietSt
 MAX_LINE_CHARACTERS = 16 << 20
 """A longer line is not ours: a step names at most each slot and each of its blocks."""
 
+WAY_OUT = "give what --event-log or --events wrote"
+"""What whoever has no event log is told."""
+
 # Made once: json.dumps makes an encoder a call whenever it is told separators.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _ESCAPING_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True)
@@ -82,11 +85,14 @@ def event_line(event: Event) -> str:
 
 def read_header(line: str) -> dict[str, object]:
     """Read the first line of a log; EventLogError if it is not one we can read."""
-    header = _parse(line, 1)
+    try:
+        header = _parse(line, 1)
+    except EventLogError as error:
+        raise EventLogError(f"{error}: this is not an event log, {WAY_OUT}") from error
     if header.get("event") != "header":
         raise EventLogError(
             "line 1: this is not an event log, its first line is no header but "
-            f"{line.strip():.60}: give what --event-log or --events wrote"
+            f"{line.strip():.60}: {WAY_OUT}"
         )
     version = header.get("version")
     if version != EVENT_LOG_VERSION:

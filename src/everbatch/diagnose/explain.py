@@ -16,6 +16,8 @@ from everbatch.diagnose.recorder import Recorder
 from everbatch.diagnose.world import World
 
 MAX_MATCHES = 5
+MAX_PROMPTS = 64
+"""Prompts of one completion that are told together; a longer list is for programs."""
 MAX_IDS_COMPARED = 20_000
 """Comparing an unknown id with more of them would take longer than reading the log."""
 
@@ -55,18 +57,25 @@ class Explanation:
 def explain(lines: Iterable[str], request: str) -> Explanation:
     """Read a log and tell the life of a request, or of each of its samples.
 
+    The id of a completion of several prompts, requests ID-0, ID-1 and so on, tells all of them.
+
     Raises EventLogError if the log cannot be read at all, UnknownRequest if it does not name it.
     """
     log = LogReader(lines)
     world = World(log.config, log.ruler)
     recorder = Recorder(request, world, begins_midway=log.num_dropped > 0)
+    prompts: dict[str, Recorder] = {}
     ids: dict[str, None] = {}
     for event in log.events():
         world.take(event)
         recorder.take(event)
         if isinstance(event, Arrived | Rejected | SampleFinished):
             ids[event.id] = None
-    lives = recorder.close()
+            if _is_prompt_of(request, event.id) and len(prompts) < MAX_PROMPTS:
+                prompts.setdefault(event.id, Recorder(event.id, world))
+        for of_prompt in prompts.values():
+            of_prompt.take(event)
+    lives = recorder.close() or [life for one in prompts.values() for life in one.close()]
     if not lives:
         raise UnknownRequest(_unknown(request, list(ids), log))
     return Explanation(
@@ -83,11 +92,19 @@ def explain(lines: Iterable[str], request: str) -> Explanation:
 
 def close_ids(request: str, ids: list[str]) -> list[str]:
     """Give the ids that somebody may have meant, the likeliest first."""
+    longer = [id for id in ids if request and id.startswith(request)]
+    if longer:
+        return longer[:MAX_MATCHES]
     if len(ids) <= MAX_IDS_COMPARED:
         found = get_close_matches(request, ids, MAX_MATCHES)
         if found:
             return found
     return [id for id in ids if request and (request in id or id in request)][:MAX_MATCHES]
+
+
+def _is_prompt_of(completion: str, id: str) -> bool:
+    stem, _, number = id.rpartition("-")
+    return stem == completion and number.isdecimal()
 
 
 def _unknown(request: str, ids: list[str], log: LogReader) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everbatch.base.errors import EventLogError
-from everbatch.base.eventlog import read_events, read_header
+from everbatch.base.eventlog import WAY_OUT, read_events, read_header
 from everbatch.base.events import Event
 
 
@@ -51,7 +51,7 @@ class LogReader:
         self._rest = iter(self.lines)
         first = next(self._rest, "")
         if not first.strip():
-            raise EventLogError("line 1: this is not an event log, it is empty")
+            raise EventLogError(f"line 1: this is not an event log, it is empty: {WAY_OUT}")
         self.header = read_header(first)
         if not isinstance(self.header.get("config"), dict):
             raise EventLogError("line 1: the header of this event log has no configuration")

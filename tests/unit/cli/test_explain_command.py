@@ -3,13 +3,22 @@
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
+import click
 import pytest
 from command_line import everbatch
 from unit.diagnose.logs import log_of, request
 
 START_UP_S = 0.35
+
+
+class Terminal(StringIO):
+    """Somebody looks at it."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -52,6 +61,37 @@ def test_an_unknown_request_is_an_error_with_a_suggestion(tmp_path):
     assert answer.err == ("everbatch: the log names no request 'chat-71': did you mean chat-17?\n")
 
 
+def test_the_beginning_of_an_id_suggests_the_whole(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("".join(log_of(request("cmpl-1f9c"), request("cmpl-77"))), encoding="utf-8")
+
+    assert everbatch("explain", path, "cmpl-1").err.endswith("did you mean cmpl-1f9c?\n")
+
+
+def test_the_id_of_a_completion_tells_each_of_its_prompts(tmp_path):
+    path = tmp_path / "log"
+    requests = [request(id) for id in ("cmpl-1-0", "cmpl-1-1", "cmpl-1-x", "cmpl-2-0")]
+    path.write_text("".join(log_of(*requests)), encoding="utf-8")
+    answer = everbatch("explain", path, "cmpl-1")
+    headings = [line for line in answer.out.splitlines() if line.startswith("request ")]
+
+    assert [heading.partition(":")[0] for heading in headings] == [
+        "request cmpl-1-0",
+        "request cmpl-1-1",
+    ]
+
+
+@pytest.mark.parametrize("shown", [["b"], []])
+def test_a_narrow_terminal_gets_whole_words(log, shown, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.chdir(log.parent)
+    monkeypatch.setattr("command_line.StringIO", Terminal)
+    told = click.unstyle(everbatch("explain", log.name, *shown).out)
+
+    assert "sequence_budget" in told
+    assert max(map(len, told.splitlines())) <= 40
+
+
 def test_a_torn_last_line_is_told_and_no_failure(log):
     log.write_bytes(log.read_bytes()[:-20])
     answer = everbatch("explain", log, "a")
@@ -82,6 +122,7 @@ def test_what_is_no_log_is_an_error_of_one_line(tmp_path, content):
     assert (answer.status, answer.out) == (2, "")
     assert answer.err.count("\n") == 1
     assert f"everbatch: {path}: line 1" in answer.err
+    assert "give what --event-log or --events wrote" in answer.err
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
