@@ -92,7 +92,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return _respond(ApiError(error.status_code, message, code=code, headers=error.headers))
 
 
-async def _bug(request: Request, error: Exception) -> Response:
+async def _bug(request: Request, _error: Exception) -> Response:
     """Answer what nobody expected. The framework raises it again, so that the log has it.
 
     It answers outside of all middleware, so the header is set here.

@@ -6,6 +6,7 @@ Belongs here: roles and contents. Not here: the text that a model's template mak
 from collections.abc import Mapping
 
 from everbatch.server.fields import Fields, IsNeutral, Json
+from everbatch.tokenizer.chat_template import joined
 
 # A newer name of OpenAI's for the same thing; no template that we serve knows it.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -19,7 +20,7 @@ def _empty(value: Json) -> bool:
     return bool(value == [])
 
 
-def _nothing(value: Json) -> bool:
+def _nothing(_value: Json) -> bool:
     return False
 
 
@@ -70,8 +71,7 @@ def _content(message: Fields) -> str:
         return value
     if not isinstance(value, list) or not value:
         raise message.wrong_type("content", "a string or a non-empty array of text parts", value)
-    # A newline between parts, as in vLLM.
-    return "\n".join(_part(message, index, part) for index, part in enumerate(value))
+    return joined(_part(message, index, part) for index, part in enumerate(value))
 
 
 def _part(message: Fields, index: int, value: Json) -> str:

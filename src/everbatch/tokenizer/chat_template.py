@@ -9,7 +9,7 @@ the text is encoded; vLLM and transformers do the same.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -167,6 +167,11 @@ def _explain(error: Exception) -> str:
             return f"the model's chat template fails: {type(error).__name__}: {error}"
 
 
+def joined(parts: Iterable[str]) -> str:
+    """Make one content of text parts: a newline between two, as in vLLM."""
+    return "\n".join(parts)
+
+
 def _plain(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     """The message with its content as one string."""
     where = f"messages[{index}]"
@@ -187,7 +192,7 @@ def _text(content: object, role: str, where: str) -> str:
         raise InvalidRequest(
             f"{where} must be a string or a list of text parts, not {content!r:.80}", where
         )
-    return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+    return joined(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
 def _part_text(part: object, where: str) -> str:
