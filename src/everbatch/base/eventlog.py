@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields
 from hashlib import sha256
+from json.encoder import encode_basestring as _quoted
 from typing import TextIO
 
 from everbatch.base.errors import EventLogError
@@ -27,6 +28,7 @@ WAY_OUT = "give what --event-log or --events wrote"
 # Made once: json.dumps makes an encoder a call whenever it is told separators.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _ESCAPING_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True)
+DIGESTED_AT_ONCE = 512
 _NAMES = {kind: tuple(item.name for item in fields(kind)) for kind in EVENT_TYPES.values()}
 
 
@@ -36,47 +38,117 @@ class EventLogWriter:
     def __init__(self, file: TextIO, header: dict[str, object]) -> None:
         self._file = file
         self._digest = sha256()
-        self._unwritten: QuietSteps | None = None
-        """Quiet steps that no line of the file tells yet."""
-        self._undigested: QuietSteps | None = None
-        """The whole run that the last quiet step belongs to."""
+        self._undigested: list[str] = []
+        """Lines that the digest does not cover yet: many at once take less time."""
+        self._run: _QuietRun | None = None
         self._file.write(_dump({"event": "header", "version": EVENT_LOG_VERSION, **header}))
 
     def write(self, events: Iterable[Event]) -> None:
         """Append events, in order."""
         for event in events:
             if isinstance(event, StepRan) and event.is_quiet:
-                self._unwritten = longer_run(self._unwritten, event)
-                self._undigested = longer_run(self._undigested, event)
+                if self._run is None:
+                    self._run = _QuietRun(event)
+                self._run.add(event)
                 continue
-            self._write_quiet_run()
-            if self._undigested is not None:
-                self._digest.update(event_line(self._undigested).encode())
-                self._undigested = None
+            if self._run is not None:
+                self._end_run(self._run)
             line = event_line(event)
-            self._digest.update(line.encode())
+            self._undigested.append(line)
             self._file.write(line)
+        if len(self._undigested) >= DIGESTED_AT_ONCE:
+            self._digest_lines()
 
     def flush(self) -> None:
         """Hand everything to the operating system: a killed process loses nothing of it."""
-        self._write_quiet_run()
+        if self._run is not None:
+            self._file.write(self._run.unwritten_line())
+            self._run.note_written()
         self._file.flush()
 
     def digest(self) -> str:
         """Give the sha256 of the body so far, each run of quiet steps as one line."""
+        self._digest_lines()
         digest = self._digest.copy()
-        if self._undigested is not None:
-            digest.update(event_line(self._undigested).encode())
+        if self._run is not None:
+            digest.update(self._run.whole_line().encode())
         return digest.hexdigest()
 
-    def _write_quiet_run(self) -> None:
-        quiet, self._unwritten = self._unwritten, None
-        if quiet is not None:
-            self._file.write(event_line(quiet))
+    def _end_run(self, run: "_QuietRun") -> None:
+        """Write and digest the quiet steps: one line for both unless a flush came between."""
+        self._run = None
+        whole = run.whole_line()
+        self._undigested.append(whole)
+        self._file.write(run.unwritten_line() if run.was_flushed else whole)
+
+    def _digest_lines(self) -> None:
+        self._digest.update("".join(self._undigested).encode())
+        self._undigested.clear()
+
+
+class _QuietRun:
+    """Quiet steps that follow each other, and from which of them on no line of the file tells."""
+
+    def __init__(self, first: StepRan) -> None:
+        self._first = self._last = first
+        self._count = 0
+        self._first_unwritten: StepRan | None = None
+        self._num_unwritten = 0
+        self.was_flushed = False
+
+    def add(self, step: StepRan) -> None:
+        """Make the run longer."""
+        self._last = step
+        self._count += 1
+        if self._first_unwritten is None:
+            self._first_unwritten = step
+        self._num_unwritten += 1
+
+    def whole_line(self) -> str:
+        return self._line(self._first, self._count)
+
+    def unwritten_line(self) -> str:
+        """Give the line of those that no line tells; "" if there are none."""
+        first = self._first_unwritten
+        return "" if first is None else self._line(first, self._num_unwritten)
+
+    def note_written(self) -> None:
+        """All up to now are in the file."""
+        self.was_flushed = True
+        self._first_unwritten = None
+        self._num_unwritten = 0
+
+    def _line(self, first: StepRan, count: int) -> str:
+        return event_line(
+            QuietSteps(self._last.t, first.step, first.start, count, self._first.decodes)
+        )
 
 
 def event_line(event: Event) -> str:
     """Give an event's line, with its newline."""
+    if type(event) is StepRan:
+        return _step_line(event)
+    return _any_line(event)
+
+
+def _step_line(event: StepRan) -> str:
+    """Give the line that `_any_line` gives, in a fifth of the time: most lines are steps."""
+    chunks = ",".join(f"[{_quoted(name)},{start},{n}]" for name, start, n in event.chunks)
+    blocks = ",".join(
+        f"[{_quoted(name)},[{','.join(map(str, taken))}]]" for name, taken in event.blocks
+    )
+    line = (
+        f'{{"event":"step","t":{event.t},"step":{event.step},"start":{event.start},'
+        f'"tokens":{event.tokens},"emitted":{event.emitted},"decodes":{event.decodes},'
+        f'"chunks":[{chunks}],"blocks":[{blocks}],'
+        f'"joined":[{",".join(map(_quoted, event.joined))}],'
+        f'"left":[{",".join(map(_quoted, event.left))}],'
+        f'"free_blocks":{event.free_blocks},"cached_blocks":{event.cached_blocks}}}\n'
+    )
+    return line if line.isascii() else _any_line(event)
+
+
+def _any_line(event: Event) -> str:
     facts: dict[str, object] = {"event": event.kind}
     for name in _NAMES[type(event)]:
         facts[name] = getattr(event, name)

@@ -1,11 +1,13 @@
 """The event log's writer: runs of quiet steps, the digest, and ids that UTF-8 cannot hold."""
 
+import json
+from dataclasses import fields
 from hashlib import sha256
 from io import StringIO
 
 import pytest
 
-from everbatch.base.eventlog import EventLogWriter, read_events
+from everbatch.base.eventlog import DIGESTED_AT_ONCE, EventLogWriter, event_line, read_events
 from everbatch.base.events import Arrived, QuietSteps, StepRan
 
 
@@ -68,3 +70,30 @@ def test_whole_characters_are_written_as_they_are():
     body, _ = write(Arrived(0, "größe 😀", 4, 3, 0, ""))
 
     assert "größe 😀" in body
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        StepRan(9, 1, 0, 7, 1, 2, (("a", 0, 5),), (("a", (3, 4)), ("b", (5,))), (), (), 5, 1),
+        StepRan(9, 1, 0, 7, 1, 2, (("a", 0, 5), ("b", 1, 2)), (), ("x", "y"), ("z",), 5, 1),
+        StepRan(
+            9, 1, 0, 7, 1, 2, (('q"\\\n\x00', 0, 5),), (), ("zwölf ✓",), ("half \ud83d",), 5, 1
+        ),
+        busy_step(3),
+    ],
+)
+def test_the_line_of_a_step_is_that_of_its_json(step):
+    facts = {"event": step.kind} | {item.name: getattr(step, item.name) for item in fields(step)}
+    escapes = any(not name.isascii() and "\ud83d" in name for name in step.left)
+
+    assert event_line(step) == (
+        json.dumps(facts, separators=(",", ":"), ensure_ascii=escapes) + "\n"
+    )
+
+
+def test_the_digest_is_that_of_the_body_however_many_lines():
+    events = [busy_step(number) for number in range(2 * DIGESTED_AT_ONCE + 7)]
+
+    body, digest = write(*events)
+    assert digest == sha256(body.encode()).hexdigest()
