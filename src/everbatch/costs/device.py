@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from everbatch.base.fields import Fields
-from everbatch.costs.tables import find_table, packaged_tables
+from everbatch.costs.tables import check_sizes, find_table, packaged_tables
 
 DEVICE_SIZES = ("flops", "memory_bandwidth", "memory", "link_bandwidth", "pcie_bandwidth")
 """What steps depend on."""
@@ -32,6 +32,9 @@ class Device:
     memory: float | None = None
     link_bandwidth: float | None = None
     pcie_bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes("[hardware]", {name: getattr(self, name) for name in DEVICE_SIZES})
 
     def with_sizes(self, sizes: Mapping[str, float]) -> "Device":
         """Give the device with some rates or sizes changed."""

@@ -13,7 +13,7 @@ from typing import Any
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import Fields
 from everbatch.costs.counting import count_config
-from everbatch.costs.tables import find_table, packaged_tables
+from everbatch.costs.tables import check_sizes, find_table, packaged_tables
 
 MODEL_SIZES = (
     "num_params",
@@ -46,6 +46,9 @@ class Model:
     bytes_per_value: float | None = None
     head_params: float = 0.0
     embedding_params: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_sizes("[model]", {name: getattr(self, name) for name in MODEL_SIZES})
 
     @property
     def weight_bytes(self) -> float | None:

@@ -21,6 +21,8 @@ from everbatch.costs.work import StepWork
 
 _PURPOSE = "the full model"
 MAX_TENSOR_PARALLEL = 1024
+LEAST_EFFICIENCY = 1e-3
+LONGEST_S = 1e6
 ALL_REDUCES_PER_LAYER = 2
 """One after attention, one after the MLP (Megatron-LM, arXiv 1909.08053, section 3)."""
 
@@ -52,12 +54,14 @@ class RooflineOptions:
         if self.block_size < 1:
             raise ConfigError(f"block_size must be at least 1, got {self.block_size:,}")
         for name in ("compute_efficiency", "memory_efficiency", "link_efficiency"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name} must lie in (0, 1], got {getattr(self, name):g}")
-        for name in ("host_s_per_step", "host_s_per_sequence", "all_reduce_latency_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
+            if not LEAST_EFFICIENCY <= getattr(self, name) <= 1:
                 raise ConfigError(
-                    f"{name} must be a number of at least 0, got {getattr(self, name):g}"
+                    f"{name} must lie in [{LEAST_EFFICIENCY:g}, 1], got {getattr(self, name):g}"
+                )
+        for name in ("host_s_per_step", "host_s_per_sequence", "all_reduce_latency_s"):
+            if not 0 <= getattr(self, name) <= LONGEST_S:
+                raise ConfigError(
+                    f"{name} must lie in [0, {LONGEST_S:g}] seconds, got {getattr(self, name):g}"
                 )
 
 

@@ -16,7 +16,18 @@ from everbatch.base.fields import did_you_mean, shown
 
 MAX_FILE_BYTES = 1 << 20
 """A device has some ten lines, a config.json some hundred."""
+SMALLEST_SIZE = 1e-3
+LARGEST_SIZE = 1e24
 _CONFIG = "config.json"
+
+
+def check_sizes(section: str, sizes: Mapping[str, float | None]) -> None:
+    """Refuse sizes beyond all that is real: what is computed of them stays finite."""
+    for name, size in sizes.items():
+        if size is not None and not SMALLEST_SIZE <= size <= LARGEST_SIZE:
+            raise ConfigError(
+                f"{section} {name} must lie in [{SMALLEST_SIZE:g}, {LARGEST_SIZE:g}], got {size:g}"
+            )
 
 
 def packaged_tables(packaged: str) -> dict[str, dict[str, Any]]:

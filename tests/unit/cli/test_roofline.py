@@ -125,6 +125,21 @@ def test_a_config_json_and_a_device_of_one_s_own_are_read(tmp_path):
     assert told["steps"][0]["duration_s"] == told["model"]["weight_bytes"] / 1e9
 
 
+def test_the_most_extreme_sizes_have_a_finite_time():
+    sizes = {"--num-layers": "1e24", "--num-kv-heads": "1e24", "--head-dim": "1e24"}
+    sizes |= {"--num-params": "1e24", "--bytes-per-value": "1e24", "--hidden-size": "1e24"}
+    sizes |= {"--flops": "1e-3", "--memory-bandwidth": "1e-3", "--link-bandwidth": "1e-3"}
+    sizes |= {"--memory-efficiency": "1e-3", "--num-heads": "1e24", "--host-s-per-step": "1e6"}
+    most = str(1 << 40)
+    flags = [word for flag in sizes.items() for word in flag]
+
+    step = ("--decode", most, "--context", most, "--prefill", most, "--copied-blocks", most)
+
+    told = facts("roofline", *flags, *step, "--tensor-parallel-size", "1024")
+
+    assert all(0 < answer["duration_s"] < float("inf") for answer in told["steps"])
+
+
 def test_the_list_names_models_and_devices_with_their_sources():
     text, told = answer("roofline", "--list"), facts("roofline", "--list")
 
@@ -144,9 +159,14 @@ def test_the_list_names_models_and_devices_with_their_sources():
         (("--num-params", "1e9", "--hardware", "l4"), "needs [model] bytes_per_value"),
         ((*NOMINAL[1:], "--decode", "0"), "a step has a token at least"),
         ((*NOMINAL[1:], "--flops", "0"), "'0' is no number above 0"),
+        ((*NOMINAL[1:], "--flops", "1e300"), "[hardware] flops must lie in [0.001, 1e+24]"),
+        ((*NOMINAL[1:], "--num-params", "1e-9"), "[model] num_params must lie in [0.001, 1e+24]"),
         ((*NOMINAL[1:], "--flops", "nan"), "'nan' is no number above 0"),
         ((*NOMINAL[1:], "--flops", "989X"), "'989X' is no number above 0"),
-        ((*NOMINAL[2:], "--memory-efficiency", "2"), "memory_efficiency must lie in (0, 1], got 2"),
+        (
+            (*NOMINAL[2:], "--memory-efficiency", "2"),
+            "memory_efficiency must lie in [0.001, 1], got 2",
+        ),
     ],
 )
 def test_what_cannot_be_estimated_is_refused_by_name(arguments, told):

@@ -66,7 +66,7 @@ def test_the_nominal_model_leaves_out_all_but_weights():
 
 
 def test_a_step_takes_a_nanosecond_at_least():
-    device = DEVICE.with_sizes({"flops": 1e30, "memory_bandwidth": 1e30})
+    device = DEVICE.with_sizes({"flops": 1e24, "memory_bandwidth": 1e24})
 
     assert NominalStepTime(device, MODEL).duration_ns(decodes(1)) == 1
     assert RooflineStepTime(device, MODEL, IDEAL).duration_ns(decodes(1)) >= 1
@@ -194,11 +194,11 @@ def test_links_are_needed_only_where_they_are_used():
         ({"tensor_parallel_size": 0}, r"tensor_parallel_size must lie in \[1, 1,024\], got 0"),
         ({"tensor_parallel_size": 1025}, r"got 1,025"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
-        ({"memory_efficiency": 0}, r"memory_efficiency must lie in \(0, 1\], got 0"),
+        ({"memory_efficiency": 9e-4}, r"memory_efficiency must lie in \[0.001, 1\], got 0.0009"),
         ({"compute_efficiency": 1.01}, "compute_efficiency must lie in"),
         ({"link_efficiency": float("nan")}, "link_efficiency must lie in"),
-        ({"host_s_per_step": -1}, "host_s_per_step must be a number of at least 0, got -1"),
-        ({"all_reduce_latency_s": float("inf")}, "all_reduce_latency_s must be a number"),
+        ({"host_s_per_step": -1}, r"host_s_per_step must lie in \[0, 1e\+06\] seconds, got -1"),
+        ({"all_reduce_latency_s": float("inf")}, "all_reduce_latency_s must lie in"),
     ],
 )
 def test_an_impossible_option_is_refused(options, told):
