@@ -13,6 +13,8 @@ from everbatch.costs.work import StepWork
 
 COUNTS = ("num_decodes", "decode_context", "num_chunks", "prefill_tokens", "prefill_pairs")
 """Counts of `StepWork` whose range says how far a fit can be trusted."""
+_NEVER = (1, 0)
+"""A range that holds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class FittedStepTime:
         self._decode_step, self._prompt_step = prices.decode_step, prices.prompt_step
         self._decode, self._decode_context = prices.decode, prices.decode_context
         self._prompt_token, self._prompt_pair = prices.prompt_token, prices.prompt_pair
+        self._num_decodes_seen = region.ranges.get("num_decodes", _NEVER)
+        self._context_seen = region.ranges.get("decode_context", _NEVER)
 
     def duration_ns(self, work: StepWork) -> int:
         """Give the duration in nanoseconds, at least 1."""
@@ -92,4 +96,10 @@ class FittedStepTime:
 
     def outside(self, work: StepWork) -> tuple[str, ...]:
         """Give the counts in which a step lies outside the region of the fit."""
+        # Most steps are of decodes alone, and inside.
+        low, high = self._num_decodes_seen
+        if not work.num_chunks and low <= work.num_decodes <= high:
+            low, high = self._context_seen
+            if low <= work.decode_context <= high:
+                return ()
         return self._region.outside(work)
