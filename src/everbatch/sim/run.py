@@ -124,24 +124,30 @@ class SimulatedRun:
 
     def run(self) -> Summary:
         """Run to the end and give the summary."""
+        clock, world, engine = self._clock, self._world, self.engine
         calls_left = STEPS_A_REPORT
-        while True:
-            self._arrive()
-            self._leave()
-            # Nobody plans at the horizon, but deadlines pass there too.
-            self.engine.scheduler.expire(self._clock.now_ns())
-            self._report()
-            if self._summary is not None and not self._points:
-                self._summary["horizons"] = self._horizons
-                return self._summary
-            if self.engine.has_work:
+        while self._summary is None or self._points:
+            now = clock.now_ns()
+            if world.next_arrival is not None and world.next_arrival <= now:
+                self._arrive(now)
+            if world.has_aborts:
+                self._leave(now)
+            if self._points and self._points[-1] <= now:
+                # Nobody plans at the horizon, but deadlines pass there too.
+                engine.scheduler.expire(now)
+                self._report(now)
+            elif engine.has_work:
                 self._step()
+            elif world.next_arrival is None and self._has_no_end:
+                self._report(now)
             else:
-                self._idle()
+                self._idle(now)
             calls_left -= 1
             if not calls_left:
                 calls_left = STEPS_A_REPORT
                 self._tell_progress()
+        self._summary["horizons"] = self._horizons
+        return self._summary
 
     def about_to_run(self, plan: StepPlan) -> None:
         """A pass begins: blocks are taken, none is given back yet."""
@@ -151,19 +157,24 @@ class SimulatedRun:
         for observer in self._observers:
             observer.planned(plan, self._step_number(plan, self._clock.now_ns() + 1))
 
-    def _arrive(self) -> None:
+    @property
+    def _has_no_end(self) -> bool:
+        """Whether the run ends with its requests, and has not yet."""
+        return self._scenario.run.horizon is None and self._summary is None
+
+    def _arrive(self, now: int) -> None:
         counters = self.accounts.counters
-        for spec in self._world.arrivals(self._clock.now_ns()):
+        for spec in self._world.arrivals(now):
             self.accounts.expect(spec)
             counters.last_arrival = spec.arrival
             counters.waiting_at_last_arrival = self.engine.scheduler.state.num_waiting
             rejection = self.engine.add(_engine_request(spec, self._texts))
             if rejection is not None:
                 self.accounts.note_rejected(spec.id, rejection.message)
-                self._world.ended(spec.id, self._clock.now_ns(), served=False)
+                self._world.ended(spec.id, now, served=False)
 
-    def _leave(self) -> None:
-        for request_id in self._world.aborts(self._clock.now_ns()):
+    def _leave(self, now: int) -> None:
+        for request_id in self._world.aborts(now):
             self.engine.abort(request_id)
 
     def _left_meanwhile(self) -> Iterator[tuple[str, FinishReason]]:
@@ -171,15 +182,11 @@ class SimulatedRun:
         for request_id in self._world.aborts(self._clock.now_ns() - 1):
             yield request_id, FinishReason.ABORT
 
-    def _report(self) -> None:
-        """Write down the figures if this boundary is a reporting point or the end."""
-        now = self._clock.now_ns()
+    def _report(self, now: int) -> None:
+        """Write down the figures at a reporting point, or at the end."""
         horizon = self._scenario.run.horizon
-        has_ended = self._world.next_arrival is None and not self.engine.has_work
+        has_ended = self._world.next_arrival is None and not self.engine.scheduler.has_work
         is_end = self._summary is None and (has_ended if horizon is None else now >= horizon)
-        is_point = bool(self._points) and self._points[-1] <= now
-        if not is_end and not is_point:
-            return
         self._take_boundary_events()
         facts = self._figures(now)
         while self._points and self._points[-1] <= now:
@@ -228,11 +235,10 @@ class SimulatedRun:
                 scheduler, self._clock.now_ns(), self._scenario.clock.unit, self._num_deferred_calls
             )
 
-    def _idle(self) -> None:
+    def _idle(self, now: int) -> None:
         """Let time pass until somebody arrives or something is to be reported."""
         arrival = self._world.next_arrival
         times = [*([] if arrival is None else [arrival]), *self._points[-1:]]
-        now = self._clock.now_ns()
         duration = min(times) - now
         assert duration > 0, "a run waits for nothing"
         num_steps = self.engine.scheduler.state.decodes.num_steps
@@ -267,9 +273,10 @@ class SimulatedRun:
         """
         state, counters = self.engine.scheduler.state, self.accounts.counters
         counters.masked_slot_iterations += len(plan.masked)
-        # Slots that were given back at the end of the step were held during it.
-        given_back = sum(slot not in state.masked for slot in state.released_slots)
-        num_empty = len(state.free_slots) - given_back
+        num_empty = len(state.free_slots)
+        if state.released_slots:
+            # Slots that were given back at the end of the step were held during it.
+            num_empty -= sum(slot not in state.masked for slot in state.released_slots)
         duration = self._clock.now_ns() - plan.start_ns
         counters.held_slot_time += (self._scenario.engine.max_num_seqs - num_empty) * duration
         counters.used_block_time += self._used_blocks * duration
