@@ -14,6 +14,9 @@ MAX_SIGMA = 2.0
 """Of the logarithm; the middle two thirds of the factors then span a factor of 50."""
 _MASK = (1 << 64) - 1
 _WEYL = 0x9E3779B97F4A7C15
+_LOW = (1 << 32) - 1
+_HALF = 2.0**-32
+_TURN = 2.0 * math.pi * _HALF
 
 
 class NoisyStepTime:
@@ -25,30 +28,36 @@ class NoisyStepTime:
             raise ConfigError(f"noise must lie in [0, {MAX_SIGMA:g}], got {sigma:g}")
         self._step_time = step_time
         self._sigma = sigma
-        self._seed = seed
+        self._key = _key(seed)
         self._step = 0
 
     def duration_ns(self, work: StepWork) -> int:
         """Give the duration in nanoseconds, at least 1, and go on to the next step."""
-        factor = noise_factor(self._seed, self._step, self._sigma)
+        factor = _factor(self._key, self._step, self._sigma)
         self._step += 1
         return max(1, round(factor * self._step_time.duration_ns(work)))
 
 
 def noise_factor(seed: int, step: int, sigma: float) -> float:
-    """Give the factor of one step: lognormal with mean 1. Source: Box and Muller (1958)."""
+    """Give the factor of one step: lognormal with mean 1."""
+    return _factor(_key(seed), step, sigma)
+
+
+def _factor(key: int, step: int, sigma: float) -> float:
+    """Source: Box and Muller (1958), from the two halves of one hash."""
+    bits = _mixed(key + (step + 1) * _WEYL)
     # The lowest uniform is not 0, of which there is no logarithm.
-    radius = math.sqrt(-2.0 * math.log((_hash(seed, 2 * step) + 1) / (_MASK + 2)))
-    normal = radius * math.cos(2.0 * math.pi * _hash(seed, 2 * step + 1) / (_MASK + 1))
-    return math.exp(sigma * normal - 0.5 * sigma * sigma)
+    radius = math.sqrt(-2.0 * math.log(((bits >> 32) + 1) * _HALF))
+    normal = radius * math.cos(_TURN * (bits & _LOW))
+    return math.exp(sigma * (normal - 0.5 * sigma))
 
 
-def _hash(seed: int, counter: int) -> int:
-    """Give 64 bits of a counter. Source: SplitMix64 (Steele et al., OOPSLA 2014), keyed by seed."""
-    return _mixed(_mixed(seed * _WEYL) + (counter + 1) * _WEYL)
+def _key(seed: int) -> int:
+    return _mixed(seed * _WEYL)
 
 
 def _mixed(bits: int) -> int:
+    """Give 64 bits, each of which depends on all. Source: SplitMix64 (Steele et al., 2014)."""
     bits &= _MASK
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
