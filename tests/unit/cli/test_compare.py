@@ -172,3 +172,24 @@ def test_simulate_sets_options_too(write):
     answer = everbatch("simulate", write("a.json"), "--json", "--set", "num_blocks=5")
 
     assert json.loads(answer.out)["config"]["num_blocks"] == 5
+
+
+def test_runs_on_a_clock_of_seconds_differ_in_seconds(tmp_path):
+    tables = json.loads(scenario_text(REQUESTS)) | {
+        "clock": {"kind": "nominal"},
+        "hardware": {"flops": 1e12, "memory_bandwidth": 1e12},
+        "model": {"num_params": 1e9, "bytes_per_value": 2},
+        "slo": {"ttft": 0.03},
+    }
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(tables), encoding="utf-8")
+    result = compared(path, "--set", "max_num_seqs=2", "--anyway")
+    figures = {figure["name"]: (figure["a"], figure["b"]) for figure in result["figures"]}
+
+    # Prompts of 14 tokens take 28 ms together; c waits for a slot in B.
+    assert figures["goodput num_requests"] == (3, 2)
+    assert figures["ttft mean"][0] == pytest.approx(0.028) < figures["ttft mean"][1]
+    (fate,) = result["paying"]
+    assert fate["id"] == "c"
+    assert fate["first_token"][0] == pytest.approx(0.028)
+    assert fate["delay"] == pytest.approx(fate["finished"][1] - fate["finished"][0])

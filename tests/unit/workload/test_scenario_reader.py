@@ -168,20 +168,6 @@ def test_a_wrong_prompt_is_named(prompt, told):
     ("sections", "told"),
     [
         ({"motor": {}}, 'has no key "motor"'),
-        ({"clock": {"kind": "calibrated"}}, "[clock] lacks file: the profile"),
-        ({"clock": {"link_efficiency": 1}}, '[clock] link_efficiency belongs to the kind "roofl'),
-        (
-            {"clock": {"kind": "nominal"}, "run": {"horizon": -1}},
-            "[run] horizon is -1, it must be a number of seconds from 0, up to 9,007,199",
-        ),
-        (
-            {"clock": {"kind": "nominal"}, "run": {"horizons": [0.0]}},
-            "[run] horizons holds 0.0, it must be a number of seconds above 0",
-        ),
-        ({"clock": {"noise": 0.1}}, "[clock] noise is 0.1, it must be 0 on the clock of steps"),
-        ({"clock": {"kind": "nominal", "noise": 3}}, "[clock] noise is 3, it must be a number fr"),
-        ({"slo": {"ttft": 0.5}}, "[slo] ttft is 0.5, it must be an integer from 1"),
-        ({"slo": {"p99": 1}}, '[slo] has no key "p99"'),
         ({"clock": {"kind": "step"}}, '(did you mean "steps"?)'),
         ({"clock": {"file": "profile.json"}}, '[clock] file belongs to the kind "calibrated"'),
         ({"workload": {"trace": "t.csv"}}, "has both [workload] and [[requests]]"),
@@ -362,51 +348,5 @@ def test_a_later_setting_counts():
 def test_a_setting_that_is_none_is_refused_by_name(setting, told):
     with pytest.raises(ConfigError) as error:
         scenario().with_settings([setting])
-
-    assert told in str(error.value)
-
-
-def on_seconds(**tables) -> Scenario:
-    text = json.dumps({**json.loads(scenario_text()), "clock": {"kind": "nominal"}, **tables})
-    return parse_scenario(text, "given", "given")
-
-
-def test_times_on_other_clocks_are_seconds_to_the_nanosecond():
-    request = {"id": "a", "prompt_tokens": 1, "output_tokens": 1}
-    found = on_seconds(
-        requests=[
-            {**request, "arrival": 1.5, "abort_at": 2, "deadline": 1e-9, "count": 2, "every": 0.1}
-        ],
-        run={"horizon": 2.5, "horizons": [1]},
-        slo={"ttft": 0.25},
-        tenants={"a": {"max_requests_per_minute": 7}},
-    )
-
-    assert [spec.arrival for spec in found.requests] == [1_500_000_000, 1_600_000_000]
-    assert (found.requests[0].abort_at, found.requests[0].deadline) == (2_000_000_000, 1)
-    assert (found.run.horizon, found.run.horizons) == (2_500_000_000, (1_000_000_000,))
-    assert found.goals == {"ttft": 250_000_000}
-    assert found.engine.tenants["a"].max_requests_per_minute == 7
-
-
-def test_goals_beside_a_scenario_replace_its_own():
-    found = on_seconds(slo={"ttft": 0.25, "e2e": 9}).with_goals(["ttft=0.5", "itl=0.1"])
-
-    assert found.goals == {"ttft": 500_000_000, "e2e": 9_000_000_000, "itl": 100_000_000}
-
-
-@pytest.mark.parametrize(
-    ("goal", "told"),
-    [
-        ("ttft", '"ttft" sets no goal: write NAME=TIME'),
-        ("tfft=1", '[slo] has no key "tfft" (did you mean "ttft"?)'),
-        ("ttft=soon", '[slo] ttft is "soon", it must be a number of seconds above 0'),
-        ("ttft=0", "[slo] ttft is 0.0, it must be a number of seconds above 0"),
-        ("ttft=nan", "[slo] ttft is nan, it must be"),
-    ],
-)
-def test_a_goal_that_is_none_is_refused_by_name(goal, told):
-    with pytest.raises(ConfigError) as error:
-        on_seconds().with_goals([goal])
 
     assert told in str(error.value)
