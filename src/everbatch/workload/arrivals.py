@@ -70,7 +70,7 @@ class RequestMaker:
         )
 
     def notes(self) -> list[str]:
-        """Say what of files is not drawn from."""
+        """Say as what files are read, and what of them is not drawn from."""
         return self._content.lengths.notes()
 
     def _segments(self, num_tokens: int) -> tuple[Segment, ...]:

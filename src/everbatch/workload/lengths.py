@@ -36,7 +36,8 @@ class LengthFile:
 
     prompts: "array[int]"
     outputs: "array[int]"
-    note: str
+    notes: tuple[str, ...]
+    """As what it is read, and which rows are not drawn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ class Lengths:
         return lambda: (of_prompt(draw_prompt), of_output(draw_output))
 
     def notes(self) -> list[str]:
-        """Say which rows of files are not drawn from."""
+        """Say as what files are read, and which of their rows are not drawn from."""
         files = [part for part in (self.prompt, self.output) if isinstance(part, LengthFile)]
-        return list(dict.fromkeys(file.note for file in files if file.note))
+        return list(dict.fromkeys(note for file in files for note in file.notes))
 
 
 def read_lengths(section: Fields, base_dir: Path) -> Lengths:
@@ -163,4 +164,5 @@ def _read_file(path: Path, format: str | None) -> LengthFile:
         raise ConfigError(f"{path} has no row with a prompt and an output to draw from")
     rows, are = ("row", "is") if num_without == 1 else ("rows", "are")
     note = f"{path.name}: {num_without:,} {rows} without prompt or output {are} not drawn"
-    return LengthFile(prompts, outputs, note if num_without else "")
+    read = f"read lengths of {trace.title}"
+    return LengthFile(prompts, outputs, (read, note) if num_without else (read,))

@@ -43,7 +43,7 @@ class RequestSource(Protocol):
         ...
 
     def notes(self) -> list[str]:
-        """Say in sentences what was left out or changed of what the source was made of."""
+        """Say in sentences what the source read, and what of it was left out or changed."""
         ...
 
 

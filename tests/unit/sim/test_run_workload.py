@@ -52,7 +52,10 @@ def test_a_trace_begins_at_0_and_its_requests_are_its_rows(trace):
     assert list(summary["requests"]) == ["0", "1"]
     assert summary["duration_s"] == pytest.approx(0.53)
     assert summary["workload"]["num_requests"] == 2
-    assert len(summary["workload"]["notes"]) == 1
+    assert summary["workload"]["notes"] == [
+        "read trace.jsonl, format jsonl (detected)",
+        "trace.jsonl: 1 row left out: no prompt tokens",
+    ]
 
 
 def test_in_a_closed_loop_the_next_comes_when_one_has_ended(tmp_path):

@@ -81,5 +81,6 @@ def test_rows_without_tokens_are_not_drawn_and_counted(tmp_path):
 
     assert set(draws(part, folder=tmp_path)) == {(5, 1)}
     assert read_lengths(section, tmp_path).notes() == [
-        "rows.jsonl: 2 rows without prompt or output are not drawn"
+        "read lengths of rows.jsonl, format jsonl (detected)",
+        "rows.jsonl: 2 rows without prompt or output are not drawn",
     ]

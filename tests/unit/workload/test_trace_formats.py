@@ -209,6 +209,7 @@ def test_an_event_log_gives_what_arrived_with_the_outputs_of_its_end(tmp_path):
     assert [spec.deadline for spec in specs] == [None, None, None, None, 2_000]
     assert specs[1].priority == 3
     assert source.notes() == [
+        "read log, format eventlog (detected)",
         "log: 1 row left out: refused at arrival, their outputs are not known",
         "log: 2 rows left before their end: they leave again, else they run to max_tokens",
         "log: 1 row left out: ended by an error, their outputs are not known",

@@ -70,6 +70,7 @@ def test_rows_without_tokens_are_left_out_and_counted(tmp_path):
     # The first row of the file is at 0, taken or not.
     assert seconds(specs) == [2]
     assert source.notes() == [
+        "read trace.jsonl, format jsonl (detected)",
         "trace.jsonl: 1 row left out: no output tokens",
         "trace.jsonl: 2 rows left out: no prompt tokens",
     ]
@@ -81,7 +82,8 @@ def test_rows_without_tokens_can_count_as_one(tmp_path):
 
     assert lengths(drained(source)) == [(5, 1), (1, 4)]
     assert source.notes() == [
-        "trace.jsonl: 2 rows taken as one token: no prompt or no output tokens"
+        "read trace.jsonl, format jsonl (detected)",
+        "trace.jsonl: 2 rows taken as one token: no prompt or no output tokens",
     ]
 
 

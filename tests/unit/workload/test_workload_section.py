@@ -244,11 +244,14 @@ def test_what_is_not_drawn_of_a_file_is_said(tmp_path):
     row = {"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 0}
     path.write_text(f"{json.dumps(row)}\n{json.dumps({**row, 'output_tokens': 4})}\n")
     part = {"lengths": "empirical", "file": str(path)}
-    note = "rows.jsonl: 1 row without prompt or output is not drawn"
+    notes = [
+        "read lengths of rows.jsonl, format jsonl (detected)",
+        "rows.jsonl: 1 row without prompt or output is not drawn",
+    ]
 
     for arrivals in ({"arrivals": "uniform", "rate": 1}, {"arrivals": "closed", "users": 1}):
         workload = read(**arrivals, num_requests=1, prompt=part, output=part)
-        assert workload.source().notes() == [note]
+        assert workload.source().notes() == notes
 
 
 def test_an_unknown_key_is_refused():

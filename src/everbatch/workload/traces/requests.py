@@ -37,8 +37,10 @@ class TraceRequests:
         """A trace goes on whatever happens to its requests."""
 
     def notes(self) -> list[str]:
-        """Say what was left out so far."""
-        return [f"{self._trace.file.path.name}: {note}" for note in told(self._trace.remarks)]
+        """Say as what the trace is read, and what of it was left out so far."""
+        name = self._trace.file.path.name
+        remarks = (f"{name}: {note}" for note in told(self._trace.remarks))
+        return [f"read {self._trace.title}", *remarks]
 
 
 def _request_of(number: int, row: TraceRow, clients: Clients, leaving: Leaving) -> RequestSpec:
