@@ -121,10 +121,11 @@ def chunk_blocks(start: int, count: int, num_held: int, block_size: int) -> int:
 
 @dataclass(slots=True, frozen=True)
 class Future:
-    """A running request: its tokens in the cache once its prompt is done, and what is to come."""
+    """A request from now to its end: it has one token more in the cache after each step."""
 
     tokens: int
-    outputs_to_come: int
+    """Before the next step, were its prompt read one token a step."""
+    steps_left: int
     num_samples: int = 1
     num_shared_blocks: int = 0
     """The prompt's full blocks, which all samples read while they are one request."""
@@ -141,11 +142,11 @@ def peak_blocks(futures: Sequence[Future], block_size: int) -> int:
     The sum is largest just before somebody ends. O(n²). Source: LightLLM's future peak, in blocks.
     """
     peak = 0
-    for ahead in sorted({future.outputs_to_come for future in futures}):
+    for ahead in sorted({future.steps_left for future in futures}):
         held = sum(
             future.blocks_after(ahead, block_size)
             for future in futures
-            if future.outputs_to_come >= ahead
+            if future.steps_left >= ahead
         )
         peak = max(peak, held)
     return peak

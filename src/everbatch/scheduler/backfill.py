@@ -11,13 +11,14 @@ the time that was computed, never longer. Pure reckoning over a draft. Called by
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everbatch.kv_cache.arithmetic import blocks_for
 from everbatch.scheduler.admission import Future, chunk_size, peak_blocks
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft
+from everbatch.scheduler.gate import future_of
 from everbatch.scheduler.plan import Deferral, DeferReason
 from everbatch.scheduler.preemption import is_protected
 from everbatch.scheduler.request import Request
@@ -29,6 +30,9 @@ class _Running:
     """A running request: what it holds as time goes by, and the steps it has left."""
 
     future: Future
+    """At boundaries."""
+    foreseen: Future
+    """Within steps, as the gate of admission "peak" sees it."""
     steps_left: int
     life: int
     is_reserved: bool
@@ -134,15 +138,16 @@ class SafeBackfill:
     def _peak(self, steps: int, alive: Sequence[_Running], head: Request) -> int:
         """Give the most blocks at any time from then on, the head among those who run."""
         futures = [
-            Future(
-                other.future.tokens + steps,
-                other.steps_left - steps,
-                other.num_slots,
-                other.future.num_shared_blocks,
+            replace(
+                other.foreseen,
+                tokens=other.foreseen.tokens + steps,
+                steps_left=other.foreseen.steps_left - steps,
             )
             for other in alive
         ]
-        peak = peak_blocks([*futures, self._future(head)], self._config.block_size)
+        peak = peak_blocks(
+            [*futures, future_of(head, self._state.decodes)], self._config.block_size
+        )
         return peak - self._counted_again(alive)
 
     def _fits(self, until: int, running: Sequence[_Running]) -> bool:
@@ -169,6 +174,7 @@ class SafeBackfill:
         group = request.group
         return _Running(
             future=self._future(request),
+            foreseen=future_of(request, self._state.decodes),
             steps_left=request.max_tokens - outputs + rebuild,
             life=self._blocks.life(request),
             is_reserved=is_reserved
@@ -181,7 +187,7 @@ class SafeBackfill:
         outputs = request.num_output_tokens + self._state.decodes.progress(request)
         return Future(
             tokens=request.num_prompt_tokens + max(0, outputs - 1),
-            outputs_to_come=request.max_tokens - max(1, outputs),
+            steps_left=request.max_tokens - max(1, outputs),
             num_samples=request.num_slots,
             num_shared_blocks=request.num_prompt_tokens // self._config.block_size,
         )

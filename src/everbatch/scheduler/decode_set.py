@@ -19,7 +19,7 @@ class DecodeSet:
     """Members by the step after which they joined. Order of iteration: order of joining."""
 
     def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
         self._joined_at: dict[Request, int] = {}
         self._full_at: _Calendar = {}
         self._ends_at: _Calendar = {}
@@ -82,14 +82,14 @@ class DecodeSet:
         full = self._full_at.pop(self.num_steps, {})
         if full:
             # Nobody can have joined for that step: joining looks at most one block ahead.
-            later = self.num_steps + self._block_size
+            later = self.num_steps + self.block_size
             assert later not in self._full_at
             self._full_at[later] = full
         return full.keys(), ended.keys()
 
     def _next_full(self, request: Request) -> int:
         computed = self.computed_tokens(request)
-        return self.num_steps + self._block_size - computed % self._block_size
+        return self.num_steps + self.block_size - computed % self.block_size
 
     def _end(self, request: Request) -> int:
         return self._joined_at[request] + request.max_tokens - request.num_output_tokens

@@ -9,10 +9,29 @@ from everbatch.kv_cache.arithmetic import blocks_for
 from everbatch.scheduler.admission import Future, peak_blocks
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.decode_set import DecodeSet
 from everbatch.scheduler.draft import Draft
 from everbatch.scheduler.preemption import is_protected
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
+
+
+def future_of(request: Request, decodes: DecodeSet) -> Future:
+    """Foresee a request whose prompt or history is read, if it is not yet, by the next step.
+
+    A prompt emits the first output in that step; a history nothing, so it takes one step more.
+    """
+    num_outputs = request.num_output_tokens + decodes.progress(request)
+    restores = request.is_rebuilding and request.num_computed_tokens < request.prefill_target
+    steps_left = request.max_tokens - num_outputs + int(restores)
+    # The last output is never consumed.
+    last_tokens = request.num_prompt_tokens + request.max_tokens - 1
+    return Future(
+        tokens=last_tokens - steps_left,
+        steps_left=steps_left,
+        num_samples=request.num_slots,
+        num_shared_blocks=request.num_prompt_tokens // decodes.block_size,
+    )
 
 
 class AdmissionGate:
@@ -63,21 +82,10 @@ class AdmissionGate:
         """Give what must be allocatable now so that the largest future sum fits the pool."""
         others = [r for r in self._state.slots if r is not None and not r.is_follower]
         running = [*(r for r in others if r not in draft.victims), *draft.admitted]
-        peak = peak_blocks(
-            [self._future(draft, other) for other in (*running, request)], self._config.block_size
-        )
+        futures = [future_of(other, self._state.decodes) for other in (*running, request)]
+        peak = peak_blocks(futures, self._config.block_size)
         held_now = sum(self._blocks.held(draft, other) for other in running)
         return peak - held_now - num_held
-
-    def _future(self, draft: Draft, request: Request) -> Future:
-        ran = self._state.decodes.progress(request)
-        num_outputs = request.num_output_tokens + ran
-        return Future(
-            tokens=request.num_prompt_tokens + max(0, num_outputs - 1),
-            outputs_to_come=request.max_tokens - max(1, num_outputs),
-            num_samples=request.num_slots,
-            num_shared_blocks=request.num_prompt_tokens // self._config.block_size,
-        )
 
     def available(self, draft: Draft, hits: Sequence[int]) -> int:
         """Count the blocks that an admission may use, the hits it reads not among them."""

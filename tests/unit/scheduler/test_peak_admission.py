@@ -1,5 +1,8 @@
 """Admission by the peak of the future: what running requests will hold at most, in blocks."""
 
+from random import Random
+
+import pytest
 from builders import client, run_world
 from command_line import scenario_text
 
@@ -39,3 +42,24 @@ def test_nobody_is_preempted_when_peaks_are_foreseen():
 
     assert not any(event.kind == "preempted" for event in peak.events)
     assert any(event.kind == "preempted" for event in run_world(clients, num_blocks=9).events)
+
+
+@pytest.mark.parametrize("options", [{}, {"backfill": "greedy"}, {"backfill": "safe"}])
+@pytest.mark.parametrize("seed", range(12))
+def test_who_reads_a_prompt_at_once_is_foreseen_to_the_last_step(seed, options):
+    # All prompts of a step fit into it, and so do all decodes: everybody grows as foreseen.
+    draw = Random(seed)
+    clients = [
+        client(
+            f"r{number}",
+            draw.randint(1, 20),
+            draw.randint(1, 25),
+            arrival=draw.randrange(60),
+            abort_at=draw.choice([None, None, None, draw.randrange(90)]),
+        )
+        for number in range(40)
+    ]
+
+    world = run_world(clients, max_num_seqs=8, num_blocks=24, admission="peak", **options)
+
+    assert not [event for event in world.events if event.kind == "preempted"]
