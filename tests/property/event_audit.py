@@ -81,6 +81,8 @@ class Audit:
                     self.ends[event.reason] += 1
                 case Deferred():
                     assert event.reason != self.reasons.get(event.id), "a reason was told twice"
+                    # docs/decisions/0011: they have a place in the order and no case.
+                    assert event.reason not in ("tenant_share", "host_tier")
                     self.reasons[event.id] = event.reason
                 case _:
                     self._life(event, self.lives[event.id])

@@ -21,7 +21,7 @@ class DeferReason(Enum):
 
     PREFILL_SHARE is a decode's: the step's tokens were kept for prompts. TENANT_SHARE and HOST_TIER
     have a place in the order and never bind today: a tenant that must wait stands behind the head,
-    and a host tier without room means recomputing (docs/decisions).
+    and a host tier without room means recomputing (docs/decisions/0011).
     """
 
     STATIC_BATCH = "static_batch"
