@@ -188,7 +188,8 @@ def test_runs_on_a_clock_of_seconds_differ_in_seconds(tmp_path):
 
     # Prompts of 14 tokens take 28 ms together; c waits for a slot in B.
     assert figures["goodput num_requests"] == (3, 2)
-    assert figures["ttft mean"][0] == pytest.approx(0.028) < figures["ttft mean"][1]
+    assert figures["ttft mean"][0] == pytest.approx(0.028)
+    assert figures["ttft mean"][1] > 0.028
     (fate,) = result["paying"]
     assert fate["id"] == "c"
     assert fate["first_token"][0] == pytest.approx(0.028)
