@@ -133,7 +133,7 @@ def _read_trace(section: Fields, base_dir: Path, seed: int) -> Workload:
         )
     # Opened anew for each run, which counts for itself what it left out.
     return Workload(
-        trace.title, lambda: TraceRequests(open_trace(path, trace.format), selection, clients)
+        trace.title, lambda: TraceRequests(open_trace(path, format), selection, clients)
     )
 
 

@@ -29,6 +29,7 @@ def test_a_trace_is_found_in_the_scenario_s_folder_and_named():
     workload = read(trace="azure.csv")
 
     assert workload.title == "azure.csv, format azure (detected)"
+    assert workload.source().notes() == ["read azure.csv, format azure (detected)"]
     assert len(drained(workload.source())) == 24
 
 
