@@ -100,7 +100,7 @@ class SimulatedRun:
         self._options = options
         self._clock = VirtualClock()
         given = options.step_time
-        self._model = clock_model(scenario) if given is None else ClockModel(given)
+        self._model = clock_model(scenario, self._clock) if given is None else ClockModel(given)
         self._executor = SimulatedExecutor(self._clock, self._model.step_time)
         executor = _WatchedExecutor(self._executor, self)
         self.engine = Engine(scenario.engine, executor, self._clock, fails_stuck=False)

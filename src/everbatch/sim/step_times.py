@@ -6,6 +6,7 @@ models (costs). Called by the run loop.
 
 from dataclasses import dataclass, field
 
+from everbatch.base.clock import Clock
 from everbatch.base.errors import ConfigError
 from everbatch.costs.device import Device
 from everbatch.costs.fitted import FittedStepTime
@@ -15,6 +16,7 @@ from everbatch.costs.nominal import NominalStepTime
 from everbatch.costs.profile import read_profile
 from everbatch.costs.roofline import RooflineOptions, RooflineStepTime
 from everbatch.costs.work import StepTime, StepWork
+from everbatch.workload.run_sections import Slowdown
 from everbatch.workload.scenario import Scenario
 
 _EXAMPLES = {"hardware": 'name = "h100-sxm"', "model": 'name = "llama-3.1-8b"'}
@@ -42,17 +44,37 @@ class WatchedRegion:
         return self.fitted.duration_ns(work)
 
 
-def clock_model(scenario: Scenario) -> ClockModel:
-    """Give the model that [clock] means; ConfigError names what it needs and the scenario lacks."""
-    model = _without_noise(scenario)
-    noise = scenario.clock.noise
-    if model.step_time is None or not noise:
-        return model
-    noisy = NoisyStepTime(model.step_time, noise, scenario.run.seed)
-    return ClockModel(noisy, model.num_outside)
+@dataclass(frozen=True, slots=True)
+class SlowedStepTime:
+    """A model on a device that is slowed for a while; what holds when a pass starts counts."""
+
+    step_time: StepTime
+    clock: Clock
+    slowdowns: tuple[Slowdown, ...]
+
+    def duration_ns(self, work: StepWork) -> int:
+        now, factor = self.clock.now_ns(), 1.0
+        for slowdown in self.slowdowns:
+            if slowdown.start_ns <= now and (slowdown.end_ns is None or now < slowdown.end_ns):
+                factor *= slowdown.factor
+        return max(1, round(factor * self.step_time.duration_ns(work)))
 
 
-def _without_noise(scenario: Scenario) -> ClockModel:
+def clock_model(scenario: Scenario, clock: Clock) -> ClockModel:
+    """Give the model that [clock] means, with noise and [[faults]]; `clock` is what it moves.
+
+    ConfigError names what it needs and the scenario lacks.
+    """
+    model = _on_a_calm_device(scenario)
+    step_time, noise = model.step_time, scenario.clock.noise
+    if step_time is not None and noise:
+        step_time = NoisyStepTime(step_time, noise, scenario.run.seed)
+    if step_time is not None and scenario.faults:
+        step_time = SlowedStepTime(step_time, clock, scenario.faults)
+    return ClockModel(step_time, model.num_outside)
+
+
+def _on_a_calm_device(scenario: Scenario) -> ClockModel:
     clock = scenario.clock
     if clock.kind == "steps":
         return ClockModel()

@@ -1,4 +1,4 @@
-"""[clock], [run] and [slo] of a scenario: how time passes, how long, and what is good enough.
+"""[clock], [run], [slo] and [[faults]] of a scenario: how time passes, how long, what is enough.
 
 Belongs here: reading these tables. Not here: durations (costs), meeting goals (sim).
 Called by scenario.py.
@@ -25,6 +25,8 @@ ROOFLINE_NUMBERS = (
     "host_s_per_sequence",
     "all_reduce_latency_s",
 )
+FAULTS = ("slow",)
+MAX_FACTOR = 1e6
 GOALS = ("ttft", "itl", "tpot", "e2e")
 
 
@@ -58,23 +60,36 @@ class RunSpec:
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """Passes that start in [start_ns, end_ns) take `factor` times as long (end None: for ever)."""
+
+    start_ns: int
+    end_ns: int | None
+    factor: float
+
+
 Goals = Mapping[str, int]
 """The longest time that is good enough, of some of GOALS, in the clock's own integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSections:
-    """What the three tables say."""
+    """What the tables say."""
 
     clock: ClockSpec = field(default_factory=ClockSpec)
     run: RunSpec = field(default_factory=RunSpec)
     goals: Goals = field(default_factory=dict)
+    faults: tuple[Slowdown, ...] = ()
 
 
 def read_run_sections(tables: Fields, folder: Path) -> RunSections:
-    """Read [clock], [run] and [slo]; paths are relative to `folder`."""
+    """Read [clock], [run], [slo] and [[faults]]; paths are relative to `folder`."""
     clock = _read_clock(tables, folder)
-    return RunSections(clock, _read_run(tables, clock.unit), _read_goals(tables, clock.unit))
+    unit = clock.unit
+    return RunSections(
+        clock, _read_run(tables, unit), _read_goals(tables, unit), _read_faults(tables, unit)
+    )
 
 
 def read_goal(text: str, unit: TimeUnit) -> tuple[str, int]:
@@ -144,3 +159,31 @@ def _read_goals(tables: Fields, unit: TimeUnit) -> Goals:
         for name in GOALS
         if name in section
     }
+
+
+def _read_faults(tables: Fields, unit: TimeUnit) -> tuple[Slowdown, ...]:
+    if "faults" not in tables:
+        return ()
+    given = tables.get("faults")
+    if not isinstance(given, list):
+        raise tables.wrong("faults", "a list of tables")
+    if unit.is_steps:
+        raise ConfigError(
+            "[[faults]] slow the device, but on the clock of steps a step has no length: choose "
+            f"[clock] kind {', '.join(CLOCKS[1:])}"
+        )
+    return tuple(_read_fault(table, f"faults[{k}]", unit) for k, table in enumerate(given))
+
+
+def _read_fault(table: object, where: str, unit: TimeUnit) -> Slowdown:
+    section = Fields(table, where, ("kind", "start", "end", "factor"))
+    section.required("kind", f"one of {', '.join(FAULTS)}")
+    section.one_of("kind", "", FAULTS)
+    section.required("factor", "how many times as long a pass takes")
+    factor = section.number("factor", 1.0, 0.0, above_low=True)
+    if factor > MAX_FACTOR:
+        raise section.wrong("factor", f"a number above 0, up to {MAX_FACTOR:,.0f}")
+    start, end = unit.read(section, "start") or 0, unit.read(section, "end")
+    if end is not None and end <= start:
+        raise section.wrong("end", "later than start")
+    return Slowdown(start, end, factor)

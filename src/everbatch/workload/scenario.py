@@ -28,6 +28,7 @@ from everbatch.workload.run_sections import (
     Goals,
     RunSections,
     RunSpec,
+    Slowdown,
     read_goal,
     read_run_sections,
 )
@@ -44,6 +45,7 @@ SECTIONS = (
     "model",
     "run",
     "slo",
+    "faults",
     "tenants",
     "requests",
     "workload",
@@ -61,6 +63,7 @@ class Scenario:
     run: RunSpec = field(default_factory=RunSpec)
     clock: ClockSpec = field(default_factory=ClockSpec)
     goals: Goals = field(default_factory=dict)
+    faults: tuple[Slowdown, ...] = ()
     hardware: Device | None = None
     model: Model | None = None
     workload: WorkloadSection | None = None
@@ -164,6 +167,7 @@ def build_scenario(data: object, name: str, folder: Path = Path()) -> Scenario:
         run=sections.run,
         clock=sections.clock,
         goals=sections.goals,
+        faults=sections.faults,
         hardware=hardware,
         model=model,
         workload=workload,

@@ -84,3 +84,27 @@ def test_noise_depends_on_the_seed_alone():
     assert run(noisy, seed=1) == run(noisy, seed=1)
     assert run(noisy, seed=1)["duration_s"] != run(noisy, seed=2)["duration_s"]
     assert run(noisy)["duration_s"] == pytest.approx(0.012, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "duration"),
+    [
+        # Passes of 8, 2 and 2 ms start at 0, 8 and 10 ms.
+        ({}, 0.024),
+        ({"end": 0.008}, 0.016 + 0.004),
+        ({"start": 0.008}, 0.008 + 2 * 0.004),
+        ({"start": 0.009}, 0.008 + 0.002 + 0.004),
+        ({"start": 0.008, "end": 0.009}, 0.008 + 0.004 + 0.002),
+        ({"start": 1}, 0.012),
+    ],
+)
+def test_a_slowed_device_takes_longer_for_passes_that_start_then(fault, duration):
+    faults = [{"kind": "slow", "factor": 2, **fault}]
+
+    assert run({"kind": "nominal"}, faults=faults)["duration_s"] == pytest.approx(duration)
+
+
+def test_slowdowns_at_once_multiply():
+    faults = [{"kind": "slow", "factor": 2}, {"kind": "slow", "factor": 1.5}]
+
+    assert run({"kind": "nominal"}, faults=faults)["duration_s"] == pytest.approx(0.036)

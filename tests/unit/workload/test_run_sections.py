@@ -9,6 +9,13 @@ from everbatch.base.errors import ConfigError
 from everbatch.workload.scenario import Scenario, parse_scenario
 
 
+def slowed(**fields) -> dict:
+    return {
+        "clock": {"kind": "nominal"},
+        "faults": [{"kind": "slow", "factor": 2, **fields}],
+    }
+
+
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
@@ -25,6 +32,13 @@ from everbatch.workload.scenario import Scenario, parse_scenario
         ({"clock": {"noise": 0.1}}, "[clock] noise is 0.1, it must be 0 on the clock of steps"),
         ({"clock": {"kind": "nominal", "noise": 3}}, "[clock] noise is 3, it must be a number fr"),
         ({"slo": {"ttft": 0.5}}, "[slo] ttft is 0.5, it must be an integer from 1"),
+        ({"faults": [{"kind": "slow", "factor": 2}]}, "on the clock of steps a step has no length"),
+        (slowed(kind="sloow"), 'faults[0] kind is "sloow", it must be one of slow'),
+        (slowed(factor=0), "faults[0] factor is 0, it must be a number above 0"),
+        (slowed(factor=1e7), "faults[0] factor is 10000000.0, it must be a number above 0, up to"),
+        (slowed(start=2, end=2), "faults[0] end is 2, it must be later than start"),
+        ({"clock": {"kind": "nominal"}, "faults": [{"kind": "slow"}]}, "faults[0] lacks factor"),
+        ({"clock": {"kind": "nominal"}, "faults": {}}, "faults is {}, it must be a list"),
         ({"slo": {"p99": 1}}, '[slo] has no key "p99"'),
     ],
 )
