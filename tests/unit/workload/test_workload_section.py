@@ -178,6 +178,17 @@ def test_another_process_makes_the_same_requests():
     assert made(4, **table) != made(3, **table)
 
 
+def test_a_scenario_without_a_workload_loads_no_readers_of_traces():
+    code = (
+        "import sys; from everbatch.workload.builtin_scenarios import find_scenario\n"
+        "find_scenario('lesson-continuous')\n"
+        "print([name for name in sys.modules if name.startswith('everbatch.workload.traces')])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ran.stdout.strip() == "[]"
+
+
 LOGNORMAL = {"lengths": "lognormal", "mean": 9, "cv": 1}
 
 

@@ -144,7 +144,7 @@ class EventLogRows:
                 raise broken(
                     1,
                     "this log counts in steps, which have no length in seconds: take its scenario, "
-                    "or a log of the server",
+                    "or a log of a clock that measures time",
                 )
             self._line = number
             yield line
