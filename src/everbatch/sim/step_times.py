@@ -1,23 +1,23 @@
 """The model of step time that a scenario's clock means.
 
 Belongs here: choosing, and counting the steps for which a profile was not made. Not here: the
-models (costs). Called by the run loop.
+models (costs), of which only the one in use is imported: the clock of steps starts without. Called
+by the run loop.
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from everbatch.base.clock import Clock
 from everbatch.base.errors import ConfigError
 from everbatch.costs.device import Device
-from everbatch.costs.fitted import FittedStepTime
 from everbatch.costs.model import Model
-from everbatch.costs.noise import NoisyStepTime
-from everbatch.costs.nominal import NominalStepTime
-from everbatch.costs.profile import read_profile
-from everbatch.costs.roofline import RooflineOptions, RooflineStepTime
 from everbatch.costs.work import StepTime, StepWork
 from everbatch.workload.run_sections import Slowdown
 from everbatch.workload.scenario import Scenario
+
+if TYPE_CHECKING:
+    from everbatch.costs.fitted import FittedStepTime
 
 _EXAMPLES = {"hardware": 'name = "h100-sxm"', "model": 'name = "llama-3.1-8b"'}
 
@@ -35,7 +35,7 @@ class ClockModel:
 class WatchedRegion:
     """A fitted model that counts the steps outside its region, by what lies outside."""
 
-    fitted: FittedStepTime
+    fitted: "FittedStepTime"
     num_outside: dict[str, int] = field(default_factory=dict)
 
     def duration_ns(self, work: StepWork) -> int:
@@ -68,6 +68,8 @@ def clock_model(scenario: Scenario, clock: Clock) -> ClockModel:
     model = _on_a_calm_device(scenario)
     step_time, noise = model.step_time, scenario.clock.noise
     if step_time is not None and noise:
+        from everbatch.costs.noise import NoisyStepTime
+
         step_time = NoisyStepTime(step_time, noise, scenario.run.seed)
     if step_time is not None and scenario.faults:
         step_time = SlowedStepTime(step_time, clock, scenario.faults)
@@ -79,11 +81,17 @@ def _on_a_calm_device(scenario: Scenario) -> ClockModel:
     if clock.kind == "steps":
         return ClockModel()
     if clock.file is not None:
+        from everbatch.costs.profile import read_profile
+
         watched = WatchedRegion(read_profile(clock.file).step_time())
         return ClockModel(watched, watched.num_outside)
     device, model = _parts(scenario)
     if clock.kind == "nominal":
+        from everbatch.costs.nominal import NominalStepTime
+
         return ClockModel(NominalStepTime(device, model))
+    from everbatch.costs.roofline import RooflineOptions, RooflineStepTime
+
     options = RooflineOptions(block_size=scenario.engine.block_size, **clock.options)
     return ClockModel(RooflineStepTime(device, model, options))
 
