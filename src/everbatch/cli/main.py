@@ -3,7 +3,8 @@
 Belongs here: names and one line about each command. A command's module is imported when it is
 called, so `--help` and the tools without a model start at once.
 
-Exit status: 0 done, 1 not all was done, 2 an error of the user's or of a file's, 130 interrupted.
+Exit status: 0 done, 1 not all was done, 2 an error of the user's or of a file's, 3 a simulated run
+that could make no progress, 130 interrupted.
 """
 
 import sys
