@@ -15,7 +15,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from math import ceil
 
 from everbatch.base.clock import Clock
 from everbatch.base.events import Admitted
@@ -36,7 +35,7 @@ from everbatch.server.live import (
     Receiver,
     Refused,
 )
-from everbatch.server.metrics import ServerMetrics
+from everbatch.server.metrics import MIN_RETRY_S, ServerMetrics
 from everbatch.server.recent_events import RecentEvents
 
 logger = logging.getLogger("everbatch.server")
@@ -44,8 +43,6 @@ logger = logging.getLogger("everbatch.server")
 # Steps that the engine may run ahead of an event loop that is busy; then it waits.
 MAX_BATCHES_UNREAD = 8
 THREAD_JOIN_S = 10.0
-# What a client that was refused is told to wait.
-MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
 
 class EngineState(Enum):
@@ -270,20 +267,14 @@ class AsyncEngine:
             if isinstance(event, Admitted) and not event.resumed and event.prompt_tokens:
                 sample = self._live.sample(event.id)
                 if sample is not None:
-                    waited_ns = event.t - sample.request.arrival_ns
-                    self.metrics.queue_time.observe(waited_ns / NS_PER_S)
+                    self.metrics.observe_admission(sample.request, event.t)
                     sample.receiver.admitted(event.cached_tokens)
 
     def _push(
         self, sample: LiveSample, output: TokenOutput, now_ns: int, is_stop_token: bool
     ) -> None:
         request = sample.request
-        if sample.last_token_ns is not None:
-            gap_ns = now_ns - sample.last_token_ns
-            self.metrics.inter_token_latency.observe(gap_ns / NS_PER_S)
-        elif request.num_output_tokens == 0:
-            ttft_ns = now_ns - request.arrival_ns
-            self.metrics.time_to_first_token.observe(ttft_ns / NS_PER_S)
+        self.metrics.observe_token(sample, now_ns)
         sample.last_token_ns = now_ns
         request.num_output_tokens += 1
         try:
@@ -314,18 +305,10 @@ class AsyncEngine:
         reason = refused.rejection.reason
         self.metrics.count_rejection(reason.value)
         if reason is RejectReason.QUEUE_FULL:
-            refused = replace(refused, retry_after_s=self._queue_retry_s())
+            refused = replace(refused, retry_after_s=self.metrics.queue_retry_s())
         for sample in samples:
             self._end(sample, refused)
         self._note_idle()
-
-    def _queue_retry_s(self) -> int:
-        """Estimate when there is a place in a full queue again.
-
-        A queue of L in which each waits W lets one in every W / L (Little's law).
-        """
-        wait_s = self.metrics.queue_time.mean() / max(1, self.stats.num_waiting)
-        return min(max(MIN_RETRY_S, ceil(wait_s)), MAX_RETRY_S)
 
     def _forget(self, sample: LiveSample, reason: FinishReason) -> None:
         """Take a sample out; with the last one its request has ended."""

@@ -12,6 +12,7 @@ time.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from math import ceil
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -23,7 +24,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from everbatch.base.events import Event, Preempted
+from everbatch.base.units import NS_PER_S
 from everbatch.engine.metrics import EngineStats
+from everbatch.server.live import LiveRequest, LiveSample
 from everbatch.server.waiting import WaitingReasons
 
 PREFIX = "everbatch:"
@@ -41,6 +44,8 @@ E2E_BUCKETS_S = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# What a client that was refused is told to wait.
+MIN_RETRY_S, MAX_RETRY_S = 1, 60
 LENGTH_BUCKETS = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000),
     *(100_000, 200_000),
@@ -88,13 +93,13 @@ class ServerMetrics:
         self._rejected: dict[str, int] = {}
         self._preempted: dict[str, int] = {}
         self._waiting = WaitingReasons()
-        self.time_to_first_token = Histogram(
+        self._time_to_first_token = Histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS_S
         )
-        self.inter_token_latency = Histogram(
+        self._inter_token_latency = Histogram(
             "inter_token_latency_seconds", "Between a sample's tokens.", INTER_TOKEN_BUCKETS_S
         )
-        self.queue_time = Histogram(
+        self._queue_time = Histogram(
             "request_queue_time_seconds", "From arrival to the first slot.", E2E_BUCKETS_S
         )
         self._e2e = Histogram(
@@ -129,6 +134,29 @@ class ServerMetrics:
     def forget_waiting(self) -> None:
         """The engine is dead: nobody waits any more."""
         self._waiting.clear()
+
+    def observe_admission(self, request: LiveRequest, now_ns: int) -> None:
+        """Observe how long a request waited for its first slot."""
+        self._queue_time.observe((now_ns - request.arrival_ns) / NS_PER_S)
+
+    def observe_token(self, sample: LiveSample, now_ns: int) -> None:
+        """Observe the time since the sample's last token; of its request's first, since arrival.
+
+        To be called before either of them notes the token.
+        """
+        if sample.last_token_ns is not None:
+            self._inter_token_latency.observe((now_ns - sample.last_token_ns) / NS_PER_S)
+        elif sample.request.num_output_tokens == 0:
+            ttft_ns = now_ns - sample.request.arrival_ns
+            self._time_to_first_token.observe(ttft_ns / NS_PER_S)
+
+    def queue_retry_s(self) -> int:
+        """Estimate when there is a place in a full queue again, in seconds.
+
+        A queue of L in which each waits W lets one in every W / L (Little's law).
+        """
+        wait_s = self._queue_time.mean() / max(1, self._stats.num_waiting)
+        return min(max(MIN_RETRY_S, ceil(wait_s)), MAX_RETRY_S)
 
     def fold_request(
         self, finish_reason: str, *, e2e_s: float, num_prompt_tokens: int, num_output_tokens: int
@@ -168,7 +196,7 @@ class ServerMetrics:
         yield self._by_reason("request_success", "finished_reason", stats.num_finished)
         yield self._by_reason("request_rejected", "reason", self._rejected)
         for histogram in (
-            *(self.time_to_first_token, self.inter_token_latency, self.queue_time, self._e2e),
+            *(self._time_to_first_token, self._inter_token_latency, self._queue_time, self._e2e),
             *(self._iteration_tokens, self._prompt_tokens, self._output_tokens),
         ):
             yield histogram.family(model)
