@@ -26,12 +26,14 @@ class Profile:
     """A fit: its prices in nanoseconds, the region seen, where it comes from.
 
     `errors` are fractions by the measure's name ("itl_mean": 0.011), on what the fit did not see.
+    `origin` is for people: logs, model, configuration, the version that fitted.
     """
 
     prices: Prices
     region: Region
     errors: Mapping[str, float] = field(default_factory=dict)
     source: str = ""
+    origin: Mapping[str, object] = field(default_factory=dict)
 
     def step_time(self) -> FittedStepTime:
         """Give the model of step time."""
@@ -47,6 +49,7 @@ def profile_text(profile: Profile) -> str:
         "coefficients": asdict(profile.prices),
         "region": {name: list(seen) for name, seen in profile.region.ranges.items()},
         "errors": dict(profile.errors),
+        "origin": dict(profile.origin),
     }
     return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
 
@@ -71,7 +74,7 @@ def parse_profile(text: str, where: str) -> Profile:
         data = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON: {error or 'nested too deeply'}") from error
-    known = ("version", "kind", "source", "coefficients", "region", "errors")
+    known = ("version", "kind", "source", "coefficients", "region", "errors", "origin")
     top = Fields(data, where, known)
     for key in ("version", "kind", "coefficients", "region"):
         top.required(key, "it is no profile of everbatch")
@@ -83,6 +86,7 @@ def parse_profile(text: str, where: str) -> Profile:
         _read_region(top.get("region"), where),
         _read_errors(top.get("errors") if "errors" in top else {}, where),
         top.text("source", ""),
+        _read_origin(top.get("origin") if "origin" in top else {}, where),
     )
 
 
@@ -114,6 +118,12 @@ def _read_errors(table: object, where: str) -> dict[str, float]:
         raise ConfigError(f"{where}: errors is {shown(table)}, it must be an object")
     section = Fields(table, f"{where}: errors", tuple(table))
     return {name: section.number(name, 0.0, -1.0) for name in table}
+
+
+def _read_origin(table: object, where: str) -> dict[str, object]:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: origin is {shown(table)}, it must be an object")
+    return table
 
 
 def _no_constant(word: str) -> object:
