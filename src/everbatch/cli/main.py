@@ -27,6 +27,7 @@ COMMANDS = {
     "compare": "Put two simulated runs side by side.",
     "roofline": "Estimate a step's time on a device, from data sheets.",
     "scenario": "Print a scenario to begin with.",
+    "calibrate": "Fit a model of step time to event logs.",
     "trace": "Look at a trace of requests, or convert it.",
 }
 

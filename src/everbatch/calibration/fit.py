@@ -1,0 +1,167 @@
+"""Fits prices to measured steps: weighted, non-negative, robust least squares.
+
+Steps differ by some percent of their length whatever it is, so a residual counts as a fraction of
+the predicted time, and a line of n steps weighs n times as much as one of one step. Now and then a
+step takes many times as long (a page fault, another process): a residual beyond HUBER robust
+standard deviations counts in proportion to its size, not to its square (Huber 1964; weights as in
+Holland and Welsch 1977). No step is thrown away: a kind of step that the prices cannot describe
+shows as an error.
+
+Belongs here: arithmetic on counts and times. Not here: where they come from (steps), whether they
+predict anything (holdout).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everbatch.calibration.steps import MeasuredSteps
+from everbatch.costs.fitted import Prices
+
+PRICES = (
+    "decode_step",
+    "prompt_step",
+    "decode",
+    "decode_context",
+    "prompt_token",
+    "prompt_pair",
+    "swapped_block",
+)
+"""Those that a log tells; the price of a copied block stays 0."""
+HUBER = 1.345
+"""With it nothing but 5 % of the efficiency is lost where all residuals are normal."""
+OUTLIER = 6.0
+"""Robust standard deviations from which on a line is told as an outlier."""
+DIGITS = 6
+"""Of a price as it is given: all machines round to the same."""
+MAX_ROUNDS = 100
+_SETTLED = 1e-9
+_NORMAL = 1.4826
+"""A standard deviation, in median absolute deviations, of a normal distribution."""
+_LEAST_SPREAD = 1e-6
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Prices in nanoseconds, how sure they are, and how far steps are from them."""
+
+    prices: Prices
+    standard_errors: dict[str, float]
+    """In nanoseconds, of the prices above 0: large if two counts moved together in the log."""
+    num_seen: dict[str, int]
+    """By price: how much of what it is the price of the fit has seen."""
+    spread: float
+    """Robust standard deviation of one step's time, as a fraction of the predicted time."""
+    num_outliers: int
+    """Steps in lines beyond OUTLIER; their pull on the prices is bounded."""
+    outlier_time: float
+    """Their share of the time."""
+
+
+def fit_prices(lines: Sequence[MeasuredSteps]) -> Fit:
+    """Fit prices to lines of steps, of which there must be one at least."""
+    counts = counts_of(lines)
+    times = np.array([line.duration_ns for line in lines], dtype=np.float64)
+    num_steps = np.array([line.count for line in lines], dtype=np.float64)
+    # Columns of like size: context comes in thousands, pairs in millions.
+    scale = np.maximum(counts.max(axis=0), 1.0)
+    columns = counts / scale
+    weights = num_steps / times**2
+    predicted = times
+    for _ in range(MAX_ROUNDS):
+        before = predicted
+        scaled = _non_negative(columns, times, weights)
+        predicted = np.maximum(_times(columns, scaled), times / 100)
+        residuals = (times / predicted - 1.0) * np.sqrt(num_steps)
+        spread = max(_LEAST_SPREAD, _NORMAL * float(np.median(np.abs(residuals))))
+        bounded = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(residuals), _LEAST_SPREAD))
+        weights = bounded * num_steps / predicted**2
+        if np.max(np.abs(predicted / before - 1.0)) < _SETTLED:
+            break
+    errors = _standard_errors(columns, scaled, weights, spread)
+    is_outlier = np.abs(residuals) > OUTLIER * spread
+    prices = {name: _rounded(price) for name, price in zip(PRICES, scaled / scale, strict=True)}
+    return Fit(
+        Prices(**prices),
+        {
+            name: float(f"{error / size:.2g}")
+            for name, error, size in zip(PRICES, errors, scale, strict=True)
+            if prices[name] > 0
+        },
+        {name: int(count) for name, count in zip(PRICES, counts.sum(axis=0), strict=True)},
+        float(f"{spread:.3g}"),
+        int(num_steps[is_outlier].sum()),
+        float(times[is_outlier].sum() / times.sum()),
+    )
+
+
+def counts_of(lines: Sequence[MeasuredSteps]) -> Array:
+    """Give what each price is paid for: [line, price], in the order of PRICES."""
+    rows = [
+        (
+            0 if line.has_prompt else line.count,
+            line.count if line.has_prompt else 0,
+            line.num_decodes,
+            line.decode_context,
+            line.first.prefill_tokens,
+            line.first.prefill_pairs,
+            line.first.swapped_blocks,
+        )
+        for line in lines
+    ]
+    return np.array(rows, dtype=np.float64)
+
+
+def predicted_ns(prices: Prices, lines: Sequence[MeasuredSteps]) -> Array:
+    """Give what the prices say of each line: [line]."""
+    return _times(counts_of(lines), np.array([getattr(prices, name) for name in PRICES]))
+
+
+def _times(columns: Array, prices: Array) -> Array:
+    # Not a product of BLAS: that adds in another order with another number of threads.
+    times: Array = (columns * prices).sum(axis=1)
+    return times
+
+
+def _non_negative(columns: Array, times: Array, weights: Array) -> Array:
+    """Give the prices ≥ 0 of least weighted squares.
+
+    The least squares of some set of prices, the others 0, are the solution. There are few prices,
+    so all sets are tried, which needs no tolerance and cannot stall.
+    """
+    gram = _gram(columns, weights)
+    target = (columns * (weights * times)[:, None]).sum(axis=0)
+    seen = [index for index in range(len(PRICES)) if gram[index, index] > 0]
+    best, best_gain = np.zeros(len(PRICES)), 0.0
+    for size in range(1, len(seen) + 1):
+        for chosen in map(list, combinations(seen, size)):
+            found, _, rank, _ = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], target[chosen])
+            gain = float((found * target[chosen]).sum())
+            # Less than full rank: two of them say the same, and a smaller set says it too.
+            if rank == size and found.min() >= 0 and gain > best_gain:
+                best, best_gain = np.zeros(len(PRICES)), gain
+                best[chosen] = found
+    return best
+
+
+def _gram(columns: Array, weights: Array) -> Array:
+    weighted = columns * weights[:, None]
+    return np.array([(weighted * columns[:, [index]]).sum(axis=0) for index in range(len(PRICES))])
+
+
+def _standard_errors(columns: Array, prices: Array, weights: Array, spread: float) -> Array:
+    """Give the standard error of each price above 0, from the weights of the last round."""
+    paid = np.flatnonzero(prices)
+    errors = np.zeros(len(PRICES))
+    inverse = np.linalg.pinv(_gram(columns, weights)[np.ix_(paid, paid)])
+    errors[paid] = spread * np.sqrt(np.diag(inverse))
+    return errors
+
+
+def _rounded(price: float) -> float:
+    return float(f"{price:.{DIGITS}g}")

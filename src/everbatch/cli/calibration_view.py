@@ -1,0 +1,95 @@
+"""Shows a calibration to people: prices, errors on what was held out, the region.
+
+Belongs here: what stands where, and wording. Not here: fitting (calibration).
+"""
+
+from rich.console import Console
+from rich.table import Table
+
+from everbatch.base.units import NS_PER_MS
+from everbatch.calibration.calibrate import Calibration
+from everbatch.cli.run_view import make_console
+
+_NS_PER_US = 1_000
+_COUNTS = {
+    "num_decodes": "requests that decode",
+    "decode_context": "tokens of their context, in all",
+    "num_chunks": "prompts in a step",
+    "prefill_tokens": "tokens of prompts",
+    "prefill_pairs": "pairs of query and key",
+}
+
+
+def print_calibration(calibration: Calibration, console: Console | None = None) -> None:
+    """Print everything about one fit."""
+    console = console or make_console()
+    fit = calibration.fit
+    num_held_out = sum(
+        errors.num_steps for kind, errors in calibration.errors.items() if kind != "all"
+    )
+    console.print(
+        f"{calibration.profile.source}: {calibration.num_fitted_steps:,} steps fitted, "
+        f"{num_held_out:,} held out\n"
+    )
+    console.print(_prices(calibration))
+    console.print(
+        f"\na step differs from its prediction by {fit.spread:.2%} (robust standard deviation); "
+        f"{fit.num_outliers:,} outliers, {fit.outlier_time:.2%} of the time"
+    )
+    for reason, count in calibration.left_out.items():
+        console.print(f"{count:,} steps left out: {reason}")
+    for note in calibration.notes:
+        console.print(note)
+    console.print()
+    console.print(_errors(calibration))
+    console.print()
+    console.print(_region(calibration))
+
+
+def duration(ns: float) -> str:
+    """Write a price: three digits, in the unit that fits."""
+    if ns >= NS_PER_MS:
+        return f"{ns / NS_PER_MS:,.4g} ms"
+    if ns >= _NS_PER_US:
+        return f"{ns / _NS_PER_US:.4g} us"
+    return f"{ns:.4g} ns"
+
+
+def _prices(calibration: Calibration) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("price")
+    table.add_column("of")
+    for name in ("each", "±", "seen"):
+        table.add_column(name, justify="right")
+    for name, unit, price, error, num_seen in calibration.price_rows():
+        if num_seen:
+            sure = "–" if error is None else duration(error)
+            table.add_row(name, unit, duration(price), sure, f"{num_seen:,}")
+        else:
+            table.add_row(name, unit, "–", "–", "none")
+    return table
+
+
+def _errors(calibration: Calibration) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("error on steps held out")
+    for name in ("steps", "total time", "mean", "p50", "p90", "p99"):
+        table.add_column(name, justify="right")
+    for kind, errors in calibration.errors.items():
+        table.add_row(
+            kind,
+            f"{errors.num_steps:,}",
+            f"{errors.total:+.2%}",
+            *(f"{error:.2%}" for error in (errors.mean, errors.p50, errors.p90, errors.p99)),
+        )
+    return table
+
+
+def _region(calibration: Calibration) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("covered, in a step that has any")
+    table.add_column("from", justify="right")
+    table.add_column("to", justify="right")
+    for name, (low, high) in calibration.profile.region.ranges.items():
+        table.add_row(_COUNTS[name], f"{low:,}", f"{high:,}")
+    return table
