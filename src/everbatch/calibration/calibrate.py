@@ -162,7 +162,7 @@ def _notes(logs: Sequence[MeasuredLog], fit: Fit) -> list[str]:
         if not fit.num_seen[name]:
             continue
         if price == 0:
-            notes.append(f"{name} is 0: {unit} cost nothing that could be told from the rest")
+            notes.append(f"{name} is 0: {unit} costs nothing that can be told from the rest")
         elif error is not None and error >= UNSURE * price:
             notes.append(
                 f"{name} is unsure by {error / price:.0%}: the log has little of it, or it moves "

@@ -132,6 +132,15 @@ def test_a_price_that_noise_hides_is_called_unsure():
     assert "the log has little of it, or it moves together with something else" in note
 
 
+def test_a_price_of_nothing_is_told():
+    log = read(EXACT)
+    alone = [line for line in log.steps if line.has_prompt and not line.num_decodes]
+    log.steps = alone * MIN_LINES + [decodes(4, 100 + 10 * n, 1e6 - 1e3 * n) for n in range(200)]
+
+    [note] = [note for note in calibrate([log]).notes if note.startswith("decode_context")]
+    assert note.startswith("decode_context is 0: a token of its context costs nothing that can")
+
+
 # What is held out
 
 
