@@ -66,7 +66,7 @@ def step_costs_us(num_running: int, num_waiting: int = 0, num_blocks: int = 0) -
     scheduler, metrics = Scheduler(config, PrivateTokens(num_running)), EngineMetrics()
     for number in range(num_running + num_waiting):
         # Lengths differ, as those of real prompts do: blocks fill at different steps.
-        request = Request(str(number), 0, 0, PROMPT_TOKENS + number % 16, MAX_TOKENS)
+        request = Request(str(number), 0, PROMPT_TOKENS + number % 16, MAX_TOKENS)
         assert scheduler.add(request, 0) is None
     costs: list[float] = []
     while len(costs) < NUM_STEPS:

@@ -51,8 +51,6 @@ class EngineRequest:
     cache_salt: str = ""
     n: int = 1
     """Samples that share the prompt."""
-    arrival_ns: int | None = None
-    """When it reached us, on the engine's clock; None: when it is added."""
     deadline_ns: int | None = None
     """The last moment, on the engine's clock, at which its first step may be planned."""
     arrival_number: int = 0
@@ -66,15 +64,6 @@ class EngineRequest:
     def sample_ids(self) -> list[str]:
         """The ids under which its tokens come."""
         return [self.id] if self.n == 1 else [f"{self.id}/{k}" for k in range(self.n)]
-
-
-@dataclass(slots=True, frozen=True)
-class EngineLimits:
-    """What bounds a request: context in tokens, pool in blocks of `block_size` tokens."""
-
-    max_model_len: int
-    num_blocks: int
-    block_size: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -116,7 +105,6 @@ class Engine:
         """
         self.config = config
         self.scheduler = Scheduler(config, executor.tokens)
-        self.limits = EngineLimits(config.context_limit, config.num_blocks, config.block_size)
         self.metrics = EngineMetrics()
         self._executor = executor
         self._clock = clock
@@ -143,7 +131,6 @@ class Engine:
         core_request = Request(
             id=request.id,
             arrival_number=0,
-            arrival_ns=now_ns if request.arrival_ns is None else request.arrival_ns,
             num_prompt_tokens=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
             priority=request.priority,

@@ -1,13 +1,14 @@
 """A digest of everything that decides what a scheduler does next.
 
-Two schedulers with equal digests behave equally; `rollback` restores the digest. For tests and for
-replay. What is only remembered to save work (hashes of token blocks, the last reason reported) does
-not enter.
+Two schedulers with one configuration and equal digests decide alike from there on, if their calls
+and token stores give the same; `rollback` restores the digest. For tests. Not in it: what only
+saves work (hashes of token blocks), what only tells people (the last reason reported, messages),
+and aborts that came while a step runs, which are calls that the next boundary will see.
 """
 
 from hashlib import sha256
 
-from everbatch.scheduler.request import Request
+from everbatch.scheduler.request import Request, SampleGroup
 from everbatch.scheduler.scheduler import Scheduler
 
 
@@ -18,6 +19,9 @@ def state_digest(scheduler: Scheduler) -> str:
         state.pool.state(),
         state.host_pool.state() if state.host_pool is not None else None,
         state.ledger.state() if state.ledger is not None else None,
+        state.rates.state(),
+        sorted((at, number) for at, number, request in state.deadlines if request.unserved()),
+        [_group_facts(group) for group in state.groups.values()],
         [_request_facts(scheduler, request) for request in state.requests.values()],
         [r.id for r in state.policy.queue.in_order(state.decodes.num_steps, lambda _: 0)],
         [request.id for request in state.prefilling],
@@ -45,7 +49,15 @@ def _request_facts(scheduler: Scheduler, request: Request) -> tuple[object, ...]
     computed, outputs = scheduler.progress(request)
     return (
         request.id,
+        request.num_prompt_tokens,
+        request.max_tokens,
+        request.priority,
+        request.tenant,
+        request.cache_salt,
+        request.deadline_ns,
+        request.sample,
         request.arrival_number,
+        request.arrival_step,
         request.admission_number,
         request.status.value,
         request.slot,
@@ -61,3 +73,7 @@ def _request_facts(scheduler: Scheduler, request: Request) -> tuple[object, ...]
         state.decodes.num_steps if request in state.decodes else request.last_served_step,
         request.turn,
     )
+
+
+def _group_facts(group: SampleGroup) -> tuple[object, ...]:
+    return group.id, group.has_forked, [sample.id for sample in group.samples]

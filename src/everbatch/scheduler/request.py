@@ -66,7 +66,6 @@ class SampleGroup:
     id: str
     samples: "list[Request]"
     """Those that are live, the leader first until they fork."""
-    num_samples: int
     has_forked: bool = False
     ended: "list[Request]" = field(default_factory=list)
 
@@ -86,7 +85,6 @@ class Request:
 
     id: str
     arrival_number: int
-    arrival_ns: int
     num_prompt_tokens: int
     max_tokens: int
     priority: int = 0
@@ -173,12 +171,20 @@ class Request:
         """`prefill_target` and the pending output, if there is one."""
         return self.num_prompt_tokens + self.num_output_tokens
 
+    def unserved(self) -> "Request | None":
+        """Give the request if it is live and has got no token; of samples the first that lives.
+
+        A member of a static batch may hold a slot and have got no token yet.
+        """
+        first = self.group.leader if self.group is not None and self.group.samples else self
+        is_live = first.status is not RequestStatus.FINISHED
+        return first if is_live and first.last_served_step == 0 else None
+
     def sibling(self, id: str, sample: int) -> "Request":
         """Give another sample of the same request, fresh, in the same group."""
         return Request(
             id=id,
             arrival_number=self.arrival_number,
-            arrival_ns=self.arrival_ns,
             num_prompt_tokens=self.num_prompt_tokens,
             max_tokens=self.max_tokens,
             priority=self.priority,

@@ -39,7 +39,7 @@ from everbatch.scheduler.report import (
     shortened,
     step_event,
 )
-from everbatch.scheduler.request import FinishReason, Request, RequestStatus, SampleGroup
+from everbatch.scheduler.request import FinishReason, Request, SampleGroup
 from everbatch.scheduler.state import SchedulerState
 
 
@@ -119,7 +119,7 @@ class Scheduler:
         deadlines = self.state.deadlines
         while deadlines and deadlines[0][0] < now_ns:
             _, _, request = heappop(deadlines)
-            unserved = _unserved(request)
+            unserved = request.unserved()
             if unserved is not None:
                 self._endings.retire_together(unserved, FinishReason.DEADLINE, now_ns)
 
@@ -267,14 +267,14 @@ class Scheduler:
         state = self.state
         heappush(state.deadlines, (deadline_ns, request.arrival_number, request))
         if len(state.deadlines) > 2 * len(state.requests) + 16:
-            state.deadlines = [entry for entry in state.deadlines if _unserved(entry[2])]
+            state.deadlines = [entry for entry in state.deadlines if entry[2].unserved()]
             heapify(state.deadlines)
 
     def _samples(self, request: Request, num_samples: int) -> list[Request]:
         """Give the requests that the scheduler runs for one: itself, or its samples."""
         if num_samples == 1:
             return [request]
-        group = SampleGroup(request.id, [request], num_samples)
+        group = SampleGroup(request.id, [request])
         self.state.groups[group.id] = group
         request.group = group
         for number in range(1, num_samples):
@@ -372,14 +372,3 @@ class Scheduler:
         num_dropped += self._lifecycle.retire_failed(draft, outcome, now_ns)
         self._lifecycle.finish_step(outcome, (*ended_in_prefill, *ended), full, now_ns)
         return num_dropped
-
-
-def _unserved(request: Request) -> Request | None:
-    """Give a request if it is live and has got no token; of samples the first that lives.
-
-    A member of a static batch may hold a slot and have got no token yet.
-    """
-    if request.group is not None and request.group.samples:
-        request = request.group.leader
-    is_live = request.status is not RequestStatus.FINISHED
-    return request if is_live and request.last_served_step == 0 else None

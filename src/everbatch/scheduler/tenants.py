@@ -193,6 +193,10 @@ class RateLimits:
             return 0
         return self._arrivals[tenant][0] + RATE_WINDOW_NS - now_ns
 
+    def state(self) -> tuple[object, ...]:
+        """Give all that decides later behaviour, for digests."""
+        return tuple((tenant, tuple(times)) for tenant, times in sorted(self._arrivals.items()))
+
     def accept(self, tenant: str, now_ns: int) -> None:
         """Note an accepted arrival."""
         if self.limit(tenant):

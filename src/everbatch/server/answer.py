@@ -124,7 +124,6 @@ class Answering:
             tenant=self.common.tenant or "",
             cache_salt=self.common.cache_salt,
             n=prompt.sampling.n,
-            arrival_ns=now_ns,
             deadline_ns=None if max_wait_s is None else now_ns + int(max_wait_s * NS_PER_S),
         )
 

@@ -334,6 +334,5 @@ def _engine_request(spec: RequestSpec, texts: TextMaker) -> EngineRequest:
         tenant=spec.tenant,
         cache_salt=spec.cache_salt,
         n=spec.num_samples,
-        arrival_ns=spec.arrival,
         deadline_ns=None if spec.deadline is None else spec.arrival + spec.deadline,
     )

@@ -7,7 +7,7 @@ from everbatch.scheduler.request import Request
 
 
 def member(computed, outputs, max_tokens):
-    request = Request("m", 0, 0, num_prompt_tokens=computed, max_tokens=max_tokens)
+    request = Request("m", 0, num_prompt_tokens=computed, max_tokens=max_tokens)
     request.num_computed_tokens = computed
     request.num_output_tokens = outputs
     return request

@@ -21,7 +21,7 @@ LEGAL = {
 
 
 def request_in(status):
-    return Request("a", 0, 0, num_prompt_tokens=8, max_tokens=4, status=status)
+    return Request("a", 0, num_prompt_tokens=8, max_tokens=4, status=status)
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(RequestStatus, repeat=2)))

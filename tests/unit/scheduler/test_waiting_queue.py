@@ -11,7 +11,7 @@ from everbatch.scheduler.request import Request
 
 def request(arrival_number):
     # Ids run against the arrival order: they must not matter.
-    return Request(f"r{99 - arrival_number}", arrival_number, 0, 1, 1)
+    return Request(f"r{99 - arrival_number}", arrival_number, 1, 1)
 
 
 def filled(*arrival_numbers):
