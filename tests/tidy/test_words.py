@@ -1,4 +1,5 @@
-"""The repository speaks of itself alone: no path of a machine it was made on, no package mirror."""
+"""The repository speaks of itself alone: no path of a machine it was made on, no package mirror, no rule by
+its number in a text that is not here."""
 
 import re
 from collections.abc import Callable
@@ -13,6 +14,7 @@ MADE_UP = ("b", "models")
 FROM_THE_ROOT = re.compile(r"(?<![\w.~/:)\]}>*<-])/([A-Za-z][\w.-]*)/[\w.-]")
 # Put together here, so that this file does not find itself.
 HOSTS = ("python" + "hosted.org", "py" + "pi.org", "arti" + "factory", "dev" + "pi", "nexus" + ".")
+RULE_NUMBER = re.compile(r"\bR\d+\b")
 TEXT_SUFFIXES = ("", ".py", ".md", ".toml", ".txt", ".json", ".jsonl", ".yml", ".yaml", ".cfg")
 
 
@@ -22,6 +24,15 @@ def test_no_path_of_a_machine():
 
 def test_no_package_host():
     assert _lines_with(re.compile("|".join(map(re.escape, HOSTS))).search) == []
+
+
+def test_no_rule_is_named_by_a_number():
+    assert _lines_with(RULE_NUMBER.search) == []
+
+
+def test_a_rule_number_is_seen():
+    assert RULE_NUMBER.search("the whole life (" + "R" + "9)")
+    assert not RULE_NUMBER.search("KR9, R, R9x")
 
 
 def test_a_path_of_a_machine_is_seen():

@@ -29,7 +29,7 @@ class BlockLedger:
         return held_blocks(draft, request)
 
     def life(self, request: Request) -> int:
-        """Count the blocks of a request's whole life; of all samples while they are one (R9)."""
+        """Count the blocks of a request's whole life; of all samples while they are one."""
         return blocks_of_life(request, self._config.block_size)
 
     def still_needed(self, draft: Draft, request: Request) -> int:

@@ -35,7 +35,7 @@ def future_of(request: Request, decodes: DecodeSet) -> Future:
 
 
 class AdmissionGate:
-    """The option `admission`, in blocks (R16)."""
+    """The option `admission`, in blocks (docs/scheduling.md, Admission)."""
 
     def __init__(self, config: SchedulerConfig, state: SchedulerState, blocks: BlockLedger) -> None:
         self._config = config
@@ -46,7 +46,7 @@ class AdmissionGate:
         """Whether others may have a right to blocks that are free."""
 
     def needed(self, draft: Draft, request: Request, num_held: int, chunk_need: int) -> int:
-        """Give the allocatable blocks that admission asks for (R16).
+        """Give the allocatable blocks that admission asks for.
 
         "now": those of this chunk. "prompt": those of the whole history (and the pending output),
         plus what prefills admitted before still need for theirs, so that admitted prompts never

@@ -56,7 +56,7 @@ class PlanWriter:
         return plan
 
     def _new_slots(self, draft: Draft) -> dict[Request, int]:
-        """Give each admitted request, and each of its samples, the lowest empty slot (R10)."""
+        """Give each admitted request, and each of its samples, the lowest empty slot."""
         taking = [m for request in draft.admitted for m in (request, *request.followers)]
         slots = nsmallest(len(taking), self._state.free_slots)
         return dict(zip(taking, slots, strict=True))

@@ -177,7 +177,7 @@ class PrefillPlanner:
             self._blocks.defer(draft, request, needed)
 
     def _try_admit(self, draft: Draft, request: Request) -> Deferral | None:
-        """Admit a waiting request, or say what it lacks first (R17)."""
+        """Admit a waiting request, or say what it lacks first: slots, tokens, blocks."""
         slots_left = len(self._state.free_slots) - draft.num_slots_taken
         if request.num_slots > slots_left:
             return Deferral(DeferReason.SEQUENCE_BUDGET, request.num_slots, slots_left)
@@ -201,7 +201,7 @@ class PrefillPlanner:
         blocks = self._pool.allocate(needed)
         assert blocks is not None
         if num_back:
-            # It comes back from the host tier as a whole, in the phase it left (R29).
+            # It comes back from the host tier as a whole, in the phase it left.
             draft.swapped_in[request] = blocks[:num_back]
         self._resume(draft, request, start, 0 if in_decode else count, blocks[num_back:])
         return None
@@ -221,7 +221,7 @@ class PrefillPlanner:
         self._register_filled(draft, request)
 
     def _form_batch(self, draft: Draft) -> None:
-        """Static batching: when no batch runs, those at the head of the queue form one (R36).
+        """Static batching: when no batch runs, those at the head of the queue form one.
 
         Every member takes its slot and has its whole life reserved, whether or not this step's
         budget has tokens for it already.
@@ -276,7 +276,7 @@ class PrefillPlanner:
             draft.prefill_share = max(0, draft.prefill_share - count)
 
     def _budget_for(self, draft: Draft, request: Request) -> int:
-        """Give the tokens left; a rebuild may not use what is kept for first readings (R13)."""
+        """Give the tokens left; a rebuild may not use what is kept for first readings."""
         left = self._config.max_num_batched_tokens - draft.num_tokens
         return left - draft.prefill_share if request.is_rebuilding else left
 

@@ -319,10 +319,10 @@ class Scheduler:
             self.state.host_pool.rollback()
 
     def _nothing_to_run(self, stuck: Draft, now_ns: int) -> NothingToRun:
-        """Let one holder yield if that can help: the next call plans anew (R24).
+        """Let one holder yield if that can help: the next call plans anew.
 
         `stuck` is the plan that had nothing in it. Where nobody with a slot can yield, those who
-        wait and kept their heads lose them, newest first, until there is room (R28). If not even
+        wait and kept their heads lose them, newest first, until there is room. If not even
         that helps, or nothing ran after so many calls, nobody is named.
         """
         state = self.state

@@ -94,7 +94,7 @@ def _verify_blocks(scheduler: Scheduler, plan: StepPlan) -> None:
 
 
 def _verify_slots(scheduler: Scheduler, plan: StepPlan) -> None:
-    # R10: who is admitted takes the lowest slots that are empty, and no masked one.
+    # Who is admitted takes the lowest slots that are empty, and no masked one.
     state = scheduler.state
     moved = [request.slot for request in state.handed_over]
     slots = [admission.slot for admission in plan.admitted if admission.slot not in moved]

@@ -1,4 +1,4 @@
-"""More decodes than tokens in a step: they take turns, and prompts may have a share (R13)."""
+"""More decodes than tokens in a step: they take turns, and prompts may have a share."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Static batching (R36): batches form and end as a whole; the closed form of their steps."""
+"""Static batching: batches form and end as a whole; the closed form of their steps."""
 
 from random import Random
 
