@@ -8,20 +8,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from everbatch.base.errors import ConfigError
-from everbatch.sim.comparison import Comparison, Difference, Fate, check_summary, compare
+from everbatch.sim.comparison import Comparison, check_summary, compare
 from everbatch.sim.run import simulate
 from everbatch.sim.summary import Summary
 from everbatch.workload.builtin_scenarios import find_scenario
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-MAX_ROWS = 20
 
 
 @click.command("compare", short_help="Put two simulated runs side by side.")
@@ -88,6 +82,7 @@ def _saved_summary(path: Path) -> Summary | None:
 
 def _print(a: str, b: str, result: Comparison) -> None:
     # rich is imported for tables only: --json and errors start without it.
+    from everbatch.cli.comparison_view import print_comparison
     from everbatch.cli.run_view import make_console
 
     console = make_console()
@@ -96,81 +91,4 @@ def _print(a: str, b: str, result: Comparison) -> None:
         console.print(f"NOT ALIKE ({names} differ): A = {a}, B = {b}\n")
     else:
         console.print(f"A = {a}, B = {b}\n")
-    if not (result.obstacles or result.config or result.figures):
-        console.print("The two runs are the same.")
-    for title, facts in (
-        ("not alike", result.obstacles),
-        ("configuration", result.config),
-        ("figure", result.figures),
-    ):
-        if facts:
-            console.print(_table(title, facts))
-            console.print()
-    if not result.has_requests:
-        console.print("A summary has no part on requests, so who pays is not known.")
-        return
-    if result.paying:
-        console.print(_fates(result.paying[:MAX_ROWS]))
-    if len(result.paying) > MAX_ROWS:
-        console.print(f"({len(result.paying) - MAX_ROWS:,} more: --json has all)")
-    console.print(
-        f"{len(result.paying):,} requests pay, {result.num_gaining:,} gain, "
-        f"{result.num_unchanged:,} fare the same"
-    )
-
-
-def _table(title: str, facts: list[Difference]) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(title)
-    for name in ("A", "B", "B - A"):
-        table.add_column(name, justify="right")
-    for fact in facts:
-        table.add_row(fact.name, _told(fact.a), _told(fact.b), _change(fact.a, fact.b))
-    return table
-
-
-def _fates(fates: list[Fate]) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("who pays")
-    for name in ("first token", "end", "later by", "outputs"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for fate in fates:
-        table.add_row(
-            fate.id,
-            _pair(fate.first_token),
-            _pair(fate.finished),
-            _told(fate.delay),
-            _pair(fate.output_tokens),
-            fate.note,
-        )
-    return table
-
-
-def _pair(values: tuple[Any, Any]) -> str:
-    a, b = map(_told, values)
-    return a if a == b else f"{a} → {b}"
-
-
-def _told(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and not value.is_integer():
-        return f"{value:,.4g}" if abs(value) < 1 else f"{value:,.2f}"
-    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
-
-
-def _change(a: Any, b: Any) -> str:
-    numbers = all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in (a, b)
-    )
-    if not numbers:
-        return ""
-    change = b - a
-    return f"{'+' if change > 0 else '-'}{_told(abs(change))}"
+    print_comparison(result, console)

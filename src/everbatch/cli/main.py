@@ -25,6 +25,7 @@ COMMANDS = {
     "simulate": "Run a scenario on a virtual clock, without a model.",
     "explain": "Say why a request waited, from an event log or a running server.",
     "compare": "Put two simulated runs side by side.",
+    "replay": "Replay an event log, perhaps under another configuration.",
     "roofline": "Estimate a step's time on a device, from data sheets.",
     "scenario": "Print a scenario to begin with.",
     "calibrate": "Fit a model of step time to event logs.",

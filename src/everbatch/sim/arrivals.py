@@ -18,7 +18,7 @@ class World:
         """The time of the next arrival that is known; None: nobody, or nobody until one ends."""
         self._source = source
         self._aborts: list[tuple[int, int, str]] = []
-        """A heap of (time, position, id) of those who have come and will leave."""
+        """A heap of (time, rank, id) of those who have come and will leave."""
 
     def arrivals(self, now: int) -> Iterator[RequestSpec]:
         """Give who has come by now, in order."""
@@ -26,7 +26,8 @@ class World:
             spec = self._source.pop()
             self.next_arrival = self._source.peek()
             if spec.abort_at is not None:
-                heappush(self._aborts, (max(spec.abort_at, spec.arrival), spec.position, spec.id))
+                rank = spec.position if spec.abort_rank is None else spec.abort_rank
+                heappush(self._aborts, (max(spec.abort_at, spec.arrival), rank, spec.id))
             yield spec
 
     def aborts(self, now: int) -> Iterator[str]:

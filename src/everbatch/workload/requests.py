@@ -82,6 +82,8 @@ class RequestSpec:
     abort_at: int | None = None
     deadline: int | None = None
     """How long it may wait for its first step."""
+    abort_rank: int | None = None
+    """Its place among those who leave at one moment; None: its position."""
 
     def facts(self) -> tuple[object, ...]:
         """Give everything that tells two workloads apart."""

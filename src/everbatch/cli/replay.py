@@ -1,0 +1,182 @@
+"""`everbatch replay`: recorded traffic once more, as it was or under another configuration.
+
+Belongs here: flags, what is held against what, printing. Not here: reading a log as a scenario
+(sim.recorded), comparing decisions (sim.decisions). Exit status 1: the recorded decisions were not
+reproduced.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everbatch import __version__
+from everbatch.base.errors import ConfigError
+from everbatch.sim.comparison import Comparison, compare
+from everbatch.sim.decisions import DecisionCheck
+from everbatch.sim.recorded import RecordedLog, RecordedStepTimes, read_log, recorded_events
+from everbatch.sim.run import RunOptions, simulate
+from everbatch.sim.summary import Summary
+from everbatch.workload.builtin_scenarios import find_scenario
+from everbatch.workload.scenario import Scenario
+
+EXIT_OTHERWISE = 1
+MAX_SHOWN = 300
+"""Characters of a line that differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Whether the recorded decisions came out again."""
+
+    digest: str
+    num_decisions: int
+    difference: tuple[str | None, str | None] | None
+
+
+@click.command("replay", short_help="Replay an event log, perhaps under another configuration.")
+@click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="OPTION=VALUE",
+    help="An option of the scheduler in place of the recorded one; may come several times.",
+)
+@click.option(
+    "--clock",
+    metavar="SCENARIO",
+    help="Take step times from the [clock] of this scenario, not from the log.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
+def command(
+    context: click.Context, log: Path, settings: tuple[str, ...], clock: str | None, as_json: bool
+) -> None:
+    """Replay LOG, an event log of `serve` or `simulate`.
+
+    With nothing set the recorded decisions are to come out again, and it says whether they do.
+    """
+    recorded = read_log(log)
+    scenario = _other(recorded.scenario, settings, clock)
+    original, check = _replay(log, recorded)
+    if scenario is None:
+        changed, comparison = None, None
+    else:
+        base = original if not settings or clock is None else simulate(_timed(recorded, clock))
+        changed = simulate(scenario)
+        comparison = compare(base, changed)
+        # Other slots are an option here, and another clock was asked for.
+        comparison.obstacles.clear()
+    if as_json:
+        _dump(log, recorded, original, check, changed, comparison)
+    else:
+        _print(log, recorded, check, settings, clock, comparison)
+    if check.difference is not None:
+        context.exit(EXIT_OTHERWISE)
+
+
+def _replay(path: Path, recorded: RecordedLog) -> tuple[Summary, _Check]:
+    """Run the log as it was."""
+    decisions = DecisionCheck(recorded_events(path))
+    is_steps = recorded.scenario.clock.unit.is_steps
+    times = None if is_steps else RecordedStepTimes(recorded.durations)
+    summary = simulate(recorded.scenario, None, [decisions], RunOptions(times))
+    digest = decisions.close()
+    return summary, _Check(digest, decisions.num_decisions, decisions.difference)
+
+
+def _other(scenario: Scenario, settings: Sequence[str], clock: str | None) -> Scenario | None:
+    """Give the scenario to hold against the log; None: nothing was asked for."""
+    is_steps = scenario.clock.unit.is_steps
+    if clock is not None:
+        found = find_scenario(clock)
+        if is_steps != found.clock.unit.is_steps:
+            raise ConfigError(
+                f"the log has times in {scenario.clock.unit.name}, {clock} in "
+                f"{found.clock.unit.name}: take a scenario whose clock has the same"
+            )
+        scenario = replace(scenario, clock=found.clock, hardware=found.hardware, model=found.model)
+    elif not settings:
+        return None
+    elif not is_steps:
+        raise ConfigError(
+            "another configuration makes other steps, and the log does not tell how long those "
+            "take: give --clock SCENARIO, whose [clock] does"
+        )
+    return scenario.with_settings(settings)
+
+
+def _timed(recorded: RecordedLog, clock: str | None) -> Scenario:
+    """Give the log's own configuration on another clock."""
+    timed = _other(recorded.scenario, (), clock)
+    assert timed is not None
+    return timed
+
+
+def _dump(
+    log: Path,
+    recorded: RecordedLog,
+    original: Summary,
+    check: _Check,
+    changed: Summary | None,
+    comparison: Comparison | None,
+) -> None:
+    told: dict[str, Any] = {
+        "everbatch": __version__,
+        "log": str(log),
+        "reproduced": check.difference is None,
+        **asdict(check),
+        "notes": recorded.notes,
+        "recorded": original,
+        "changed": changed,
+        "comparison": None if comparison is None else asdict(comparison),
+    }
+    click.echo(json.dumps(told, indent=2))
+
+
+def _print(
+    log: Path,
+    recorded: RecordedLog,
+    check: _Check,
+    settings: Sequence[str],
+    clock: str | None,
+    comparison: Comparison | None,
+) -> None:
+    requests, steps = len(recorded.scenario.requests), len(recorded.durations)
+    click.echo(f"{log}: {requests:,} requests, {steps:,} steps")
+    for note in recorded.notes:
+        click.echo(note)
+    if check.difference is None:
+        click.echo(
+            f"every recorded decision came out again: {check.num_decisions:,} of them, digest "
+            f"{check.digest[:16]}…"
+        )
+    else:
+        before, after = (_cut(line) for line in check.difference)
+        click.echo(
+            f"other decisions than recorded from number {check.num_decisions:,} on:\n"
+            f"  recorded {before}\n  replayed {after}"
+        )
+    if comparison is None:
+        return
+    # rich is imported for tables only.
+    from everbatch.cli.comparison_view import print_comparison
+    from everbatch.cli.run_view import make_console
+
+    console = make_console()
+    times = "recorded step times" if clock is None else f"the clock of {clock}"
+    a = f"as recorded, {times if settings else 'recorded step times'}"
+    b = f"{' '.join(settings) or 'as recorded'}, {times}"
+    console.print(f"\nA = {a}; B = {b}\n")
+    print_comparison(comparison, console)
+
+
+def _cut(line: str | None) -> str:
+    if line is None:
+        return "nothing"
+    line = line.rstrip("\n")
+    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}…"
