@@ -45,7 +45,7 @@ BAD_COMPLETION_FIELDS: list[tuple[str, Any, str]] = [
     ("temperature", 10**400, "temperature must lie in [0, 2]"),
     ("top_p", 0, "top_p"),
     ("top_p", 1.1, "top_p"),
-    ("top_k", -2, "top_k"),
+    ("top_k", -2, "top_k must lie in [0, 2147483647] or be -1, which is off as 0 is, got -2"),
     ("top_k", 1.0, "top_k"),
     ("min_p", 1.5, "min_p"),
     ("seed", "x", "seed"),
@@ -98,16 +98,17 @@ BAD_COMPLETION_FIELDS: list[tuple[str, Any, str]] = [
     ("max_wait_s", "soon", "max_wait_s must be a number"),
     ("max_wait_s", True, "max_wait_s must be a number"),
     ("best_of", 3, "best_of=3 is not supported"),
-    ("echo", True, "echo=True is not supported"),
+    ("echo", True, "echo=true is not supported"),
     ("suffix", "end", "suffix"),
     ("use_beam_search", True, "use_beam_search"),
     ("prompt_logprobs", 1, "prompt_logprobs"),
     ("logit_processors", [], "logit_processors"),
     ("response_format", {"type": "json_object"}, "response_format"),
-    ("guided_json", {}, "guided_json"),
+    ("guided_json", {}, "guided_json={} is not supported"),
+    ("guided_json", {"enum": ["x" * 500]}, "xx… is not supported"),
     ("service_tier", "priority", "service_tier"),
     ("messages", HELLO, "unknown field 'messages'"),
-    ("temprature", 1, "unknown field 'temprature'"),
+    ("temprature", 1, "unknown field 'temprature': did you mean temperature?"),
     ("temprature", None, "unknown field 'temprature'"),
     ("", 1, "unknown field ''"),
 ]
@@ -219,8 +220,9 @@ def test_bad_body_is_refused(row: tuple[bytes, str]) -> None:
     async def scenario() -> None:
         async with in_process(make_harness()) as client:
             response = await client.post(COMPLETIONS, content=body)
-            _assert_refused(response, words)
+            error = _assert_refused(response, words)
             await _assert_goes_on(client)
+        assert error["code"] == "invalid_json"
 
     scenario()
 
@@ -349,10 +351,12 @@ async def test_unknown_model_is_not_found() -> None:
 async def test_unknown_path_and_method_have_error_bodies() -> None:
     async with in_process(make_harness()) as client:
         nowhere = await client.post("/v1/embeddings", json={})
+        slash = await client.post(f"{COMPLETIONS}/", json={"prompt": "x"})
         wrong = await client.get(COMPLETIONS)
 
-    assert (nowhere.status_code, wrong.status_code) == (404, 405)
+    assert [one.status_code for one in (nowhere, slash, wrong)] == [404, 404, 405]
     assert "/v1/embeddings" in nowhere.json()["error"]["message"]
+    assert "there is no /v1/completions/:" in slash.json()["error"]["message"]
     assert wrong.json()["error"]["code"] == "method_not_allowed"
     assert wrong.headers["allow"] == "POST"
 

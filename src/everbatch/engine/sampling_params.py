@@ -62,7 +62,7 @@ class SamplingParams:
         self.logit_bias = _biases(self.logit_bias)
         _number(self.temperature, "temperature", 0.0, 2.0)
         _number(self.top_p, "top_p", 0.0, 1.0, above_low=True)
-        _whole(self.top_k, "top_k", 0, 2**31 - 1)
+        _whole(self.top_k, "top_k", 0, 2**31 - 1, " or be -1, which is off as 0 is")
         _number(self.min_p, "min_p", 0.0, 1.0)
         _number(self.presence_penalty, "presence_penalty", -2.0, 2.0)
         _number(self.frequency_penalty, "frequency_penalty", -2.0, 2.0)
@@ -97,11 +97,13 @@ def _number(value: object, name: str, low: float, high: float, *, above_low: boo
         )
 
 
-def _whole(value: object, name: str, low: int, high: int) -> None:
+def _whole(value: object, name: str, low: int, high: int, or_else: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name} must be an integer, not {_shown(value)}", name)
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} must lie in [{low}, {high}], got {_shown(value)}", name)
+        raise InvalidRequest(
+            f"{name} must lie in [{low}, {high}]{or_else}, got {_shown(value)}", name
+        )
 
 
 def _flag(value: object, name: str) -> None:

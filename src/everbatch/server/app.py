@@ -59,6 +59,8 @@ def create_app(
         # Both pages load their scripts from elsewhere; the document itself is served.
         docs_url=None,
         redoc_url=None,
+        # A path with a slash too many gets an error that says so, not a redirection without a body.
+        redirect_slashes=False,
     )
     app.add_middleware(RequestIdMiddleware)
     app.include_router(make_router(served))

@@ -6,6 +6,7 @@ absent, as in OpenAI's API.
 """
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ from everbatch.server.errors import ApiError, bad_request
 
 # Wide enough for a seed of 64 bits; what lies beyond cannot be a float or an int of any model.
 MAX_NUMBER = 2**64
+MAX_SHOWN_LENGTH = 80
+"""Of a value that a message quotes: a schema may have thousands of characters."""
 
 Json = Any
 IsNeutral = Callable[[Json], bool]
@@ -33,7 +36,9 @@ def decode_object(body: bytes) -> dict[str, Json]:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise bad_request(f"the body must be a JSON object, not {name_type(value)}")
+        raise bad_request(
+            f"the body must be a JSON object, not {name_type(value)}", code="invalid_json"
+        )
     return value
 
 
@@ -43,12 +48,15 @@ class Fields:
     def __init__(self, values: Mapping[str, Json], path: str = "") -> None:
         self._left = dict(values)
         self._path = path
+        self._known: list[str] = []
+        """What was asked for, which is what somebody may have meant."""
 
     def name(self, field: str) -> str:
         return f"{self._path}.{field}" if self._path else field
 
     def take(self, field: str) -> Json:
         """Take a field's value as it is; None if absent or null."""
+        self._known.append(field)
         return self._left.pop(field, None)
 
     def boolean(self, field: str, default: bool = False) -> bool:
@@ -106,7 +114,7 @@ class Fields:
                 self._left.pop(field, None)
                 continue
             raise bad_request(
-                f"{self.name(field)}={value!r} is not supported by this server: leave it out",
+                f"{self.name(field)}={shown(value)} is not supported by this server: leave it out",
                 self.name(field),
                 "unsupported_parameter",
             )
@@ -114,8 +122,10 @@ class Fields:
     def end(self) -> None:
         """Refuse whatever nobody took."""
         for field in self._left:
+            close = get_close_matches(field, self._known, 1)
+            way_out = f"did you mean {close[0]}?" if close else "check its spelling or leave it out"
             raise bad_request(
-                f"unknown field {self.name(field)!r}: check its spelling or leave it out",
+                f"unknown field {self.name(field)!r}: {way_out}",
                 self.name(field),
                 "unknown_parameter",
             )
@@ -125,6 +135,12 @@ class Fields:
 
     def bad(self, field: str, what: str) -> ApiError:
         return bad_request(f"{self.name(field)} {what}", self.name(field), "invalid_value")
+
+
+def shown(value: Json) -> str:
+    """Write a value as JSON does, cut where it is long."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}…"
 
 
 def name_type(value: Json) -> str:
