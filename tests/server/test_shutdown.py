@@ -98,6 +98,32 @@ async def test_idle_server_stops_on_a_signal() -> None:
     assert harness.engine.state.value == "stopped"
 
 
+@pytest.mark.parametrize(
+    ("num_requests", "told"),
+    [(0, "stopping"), (1, "stopping: 1 request may still finish within 30 s; a second signal")],
+)
+def test_a_signal_is_answered_on_the_console(num_requests, told, caplog) -> None:
+    caplog.set_level("INFO", "everbatch.server")
+
+    @async_test
+    async def scenario() -> None:
+        harness = make_harness(settings={"shutdown_grace_s": 30.0})
+        async with listening(harness) as url, _client(url) as client:
+            if num_requests:
+                _hold_after_first_pass(harness)
+                waiting = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "x"}))
+                await harness.gate.reached()
+            signal.raise_signal(signal.SIGINT)
+            while not caplog.messages:
+                await asyncio.sleep(0)
+            if num_requests:
+                harness.gate.open()
+                await waiting
+
+    scenario()
+    assert caplog.messages[0].startswith(told)
+
+
 def test_port_in_use_is_told_with_the_option_to_change_it() -> None:
     with bind_socket("127.0.0.1", 0) as first:
         port = first.getsockname()[1]

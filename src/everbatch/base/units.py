@@ -31,6 +31,11 @@ def div_ceil(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: "1 step", "1,024 steps"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def parse_bytes(text: str) -> int:
     """Read a size such as "512MiB", "2 GB" or "1000000"; ValueError says what is allowed."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)

@@ -19,12 +19,13 @@ import click
 
 from everbatch import __version__
 from everbatch.base.errors import ConfigError, EventLogError, EverbatchError
+from everbatch.base.units import counted
 from everbatch.cli.server_url import base_url, is_server
 from everbatch.diagnose.explain import Explanation, explain
 from everbatch.diagnose.life import Life
 from everbatch.diagnose.log import Ruler
 from everbatch.diagnose.overview import NO_END, Overview, Ranking, Totals, overview
-from everbatch.diagnose.sentences import Row, Teller, count
+from everbatch.diagnose.sentences import Row, Teller
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -149,13 +150,13 @@ def _show(source: str, explanation: Explanation, as_json: bool) -> None:
 def _notes(explanation: Explanation) -> str:
     notes = []
     if explanation.num_dropped:
-        dropped = count(explanation.num_dropped, "event")
+        dropped = counted(explanation.num_dropped, "event")
         notes.append(
             f"the server no longer has the first {dropped}: of what was admitted before nothing is "
             "known (--event-log keeps all)"
         )
     if explanation.lives[0].num_namesakes:
-        earlier = count(explanation.lives[0].num_namesakes, "request")
+        earlier = counted(explanation.lives[0].num_namesakes, "request")
         notes.append(f"{earlier} of this id came and went before; this is the last one")
     return "\n".join(notes)
 
@@ -266,19 +267,19 @@ def _overview_lines(source: str, found: Overview) -> Iterator[str]:
     config, log = found.header["config"], found.log
     assert log is not None
     clock = "clock of steps" if found.ruler.is_steps else "clock of nanoseconds"
-    yield f"{source}: {count(log.num_events, 'event')}, {clock}"
+    yield f"{source}: {counted(log.num_events, 'event')}, {clock}"
     yield (
-        f"  engine    {count(config['max_num_seqs'], 'slot')}, "
-        f"{count(config['max_num_batched_tokens'], 'token')} a step, "
-        f"{count(config['num_blocks'], 'block')} of {count(config['block_size'], 'token')}"
+        f"  engine    {counted(config['max_num_seqs'], 'slot')}, "
+        f"{counted(config['max_num_batched_tokens'], 'token')} a step, "
+        f"{counted(config['num_blocks'], 'block')} of {counted(config['block_size'], 'token')}"
     )
-    yield f"  steps     {found.num_steps:,}, {count(found.num_emitted, 'output')}"
+    yield f"  steps     {found.num_steps:,}, {counted(found.num_emitted, 'output')}"
     yield f"  requests  {len(found.totals):,}: {_counts(found.ends()) or 'none'}"
     if found.rejected:
         yield f"  refused   {found.rejected.total():,}: {_counts(found.rejected)}"
     reasons = found.reasons()
     if reasons:
-        yield f"  waited    {count(reasons.total(), 'request step')}: {_counts(reasons)}"
+        yield f"  waited    {counted(reasons.total(), 'request step')}: {_counts(reasons)}"
     yield ""
 
 
@@ -288,11 +289,11 @@ def _ranked_by(ranking: Ranking, teller: Teller, found: Overview, totals: Totals
         case Ranking.WAIT:
             return f"{teller.duration(totals.wait(found.last_t))} in the queue"
         case Ranking.STEPS:
-            return f"{count(totals.steps_waited.total(), 'step')}, mostly {totals.main_reason}"
+            return f"{counted(totals.steps_waited.total(), 'step')}, mostly {totals.main_reason}"
         case Ranking.PREEMPTIONS:
-            return f"preempted {count(totals.num_preemptions, 'time')}"
+            return f"preempted {counted(totals.num_preemptions, 'time')}"
         case Ranking.RECOMPUTED:
-            return f"{count(totals.recomputed_tokens, 'token')} computed again"
+            return f"{counted(totals.recomputed_tokens, 'token')} computed again"
 
 
 def _overview_facts(found: Overview, rankings: dict[Ranking, list[Totals]]) -> dict[str, Any]:

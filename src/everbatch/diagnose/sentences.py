@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from everbatch.base.units import NS_PER_MS, NS_PER_S
+from everbatch.base.units import NS_PER_MS, NS_PER_S, counted
 from everbatch.diagnose.life import (
     Chapter,
     End,
@@ -49,7 +49,7 @@ class Teller:
         """Say who it is."""
         facts = []
         if life.prompt_tokens is not None:
-            facts.append(f"prompt {count(life.prompt_tokens, 'token')}")
+            facts.append(f"prompt {counted(life.prompt_tokens, 'token')}")
             facts.append(f"max_tokens {life.max_tokens:,}")
         if life.priority:
             facts.append(f"priority {life.priority}")
@@ -92,13 +92,13 @@ class Teller:
         return [
             *((name, told(t) + more) for name, t, more in times if t is not None),
             ("outputs", f"{facts.output_tokens:,}"),
-            *((name, count(number, noun)) for name, number, noun in counts if number),
+            *((name, counted(number, noun)) for name, number, noun in counts if number),
         ]
 
     def duration(self, t: int) -> str:
         """Write a duration of the log's clock."""
         if self.ruler.is_steps:
-            return count(t, "step")
+            return counted(t, "step")
         if t < NS_PER_S:
             return f"{t / NS_PER_MS:,.1f} ms"
         return f"{t / NS_PER_S:,.2f} s"
@@ -142,7 +142,7 @@ class Teller:
                 return Row("", "", _refusal_text(chapter))
 
     def _length(self, part: Wait | Run) -> str:
-        steps = count(part.num_steps, "step")
+        steps = counted(part.num_steps, "step")
         if self.ruler.is_steps:
             return steps
         return f"{steps}, {self.duration(part.to_t - part.from_t)}"
@@ -171,7 +171,7 @@ class Teller:
                     ["the step after the last one that preempts considers it again"],
                 )
             case "sequence_budget":
-                slots = count(wait.needed, "slot")
+                slots = counted(wait.needed, "slot")
                 limit = self.config["max_num_seqs"]
                 text = f"it needed {slots}, {wait.available:,} of {limit:,} were free"
                 return text, self._slots(wait)
@@ -179,7 +179,7 @@ class Teller:
                 return self._tokens(wait), self._token_users(wait)
             case "kv_budget":
                 text = (
-                    f"it needed {count(wait.needed, 'block')}, {wait.available:,} of "
+                    f"it needed {counted(wait.needed, 'block')}, {wait.available:,} of "
                     f"{self.config['num_blocks']:,} were to be had"
                 )
                 return text, [*self._watermark(wait), *self._block_holders(wait)]
@@ -198,7 +198,7 @@ class Teller:
             return f"its token of the step's {limit:,} was kept for prompts"
         if wait.phase == "decode":
             return f"its token found no room: all {limit:,} of the step were taken"
-        needed = count(wait.needed, "token")
+        needed = counted(wait.needed, "token")
         return f"it had {needed} to compute, {wait.available:,} of {limit:,} were left"
 
     # Who
@@ -221,7 +221,7 @@ class Teller:
         usage = wait.usage
         if usage is None:
             return []
-        users = [count(usage.num_decodes, "decode")] if usage.num_decodes else []
+        users = [counted(usage.num_decodes, "decode")] if usage.num_decodes else []
         users += [f"{id} ({tokens:,})" for id, tokens in usage.chunks]
         lines = [f"tokens of step {wait.from_step:,} went to {named(users)}"] if users else []
         has_share = self.config.get("min_prefill_tokens") or self.config.get("prefill_aging_steps")
@@ -242,13 +242,13 @@ class Teller:
         kept = int(self.config.get("watermark", 0.0) * self.config["num_blocks"])
         if not kept or wait.phase not in ("waiting", "preempted"):
             return []
-        return [f"{count(kept, 'block')} of those it needed are the watermark's"]
+        return [f"{counted(kept, 'block')} of those it needed are the watermark's"]
 
     def _heads(self, wait: Wait) -> list[str]:
         shown = wait.heads[:MAX_HEADS]
         lines = [self._head(head) for head in shown]
         if len(wait.heads) > len(shown):
-            lines.append(f"and {count(len(wait.heads) - len(shown), 'other head')} after those")
+            lines.append(f"and {counted(len(wait.heads) - len(shown), 'other head')} after those")
         return lines
 
     def _head(self, head: HeadSpan) -> str:
@@ -280,8 +280,8 @@ class Teller:
         return [f"ask about {head.behind or head.id}: what helps it lets the others be considered"]
 
     def _loss(self, life: Life, loss: Loss) -> tuple[str, list[str]]:
-        gave = f"gave up {count(loss.blocks, 'block')}"
-        blocks = count(loss.needed, "block")
+        gave = f"gave up {counted(loss.blocks, 'block')}"
+        blocks = counted(loss.needed, "block")
         if loss.slot is None:
             text = f"lost the blocks it had kept: {self._cause(life, loss, blocks)}"
         else:
@@ -292,7 +292,7 @@ class Teller:
             case "tail":
                 what = f"{gave} from the end, keeps the others"
             case _:
-                what = f"{gave}; {count(loss.computed_tokens, 'token')} must be computed again"
+                what = f"{gave}; {counted(loss.computed_tokens, 'token')} must be computed again"
         details = [what]
         if loss.swap_ns is not None and loss.recompute_ns is not None:
             details.append(
@@ -306,11 +306,6 @@ class Teller:
         if loss.requester == life.id:
             return f"it needed {blocks} itself, none was free, and it is the one to yield"
         return f"{loss.requester} needed {blocks} and none was free"
-
-
-def count(number: int, noun: str) -> str:
-    """Write a number with its noun."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def named(names: Sequence[str]) -> str:
@@ -327,7 +322,7 @@ def lack_text(lack: Lack, reason: str = "") -> str:
         parts.append("one more slot" if lack.slots == 1 else f"{lack.slots:,} more slots")
     if lack.tokens:
         tokens = "one more token" if lack.tokens == 1 else f"{lack.tokens:,} more tokens"
-        kept = f"{count(lack.tokens, 'token')} less kept for prompts"
+        kept = f"{counted(lack.tokens, 'token')} less kept for prompts"
         parts.append(kept if reason == "prefill_share" else f"{tokens} of budget")
     if lack.blocks:
         parts.append("one more block" if lack.blocks == 1 else f"{lack.blocks:,} more blocks")
@@ -344,17 +339,17 @@ def _returns(freed: Sequence[Return]) -> str:
             continue
         slots = sum(back.slot is not None for back in backs)
         blocks = sum(back.blocks for back in backs)
-        parts = [count(slots, "slot")] if slots else []
-        parts += [count(blocks, "block")] if blocks else []
+        parts = [counted(slots, "slot")] if slots else []
+        parts += [counted(blocks, "block")] if blocks else []
         gave = f" and gave back {' and '.join(parts)}" if parts else ""
         told.append(f"{named([back.id for back in backs])} {verb}{gave}")
     return "; ".join(told)
 
 
 def _run_text(run: Run) -> str:
-    tokens = count(run.tokens, "token")
+    tokens = counted(run.tokens, "token")
     if run.kind == "decode":
-        return f"decode: {count(run.tokens, 'output')}"
+        return f"decode: {counted(run.tokens, 'output')}"
     chunks = f" in {run.num_passes:,} chunks" if run.num_passes > 1 else ""
     if run.kind == "rebuild":
         return f"rebuild: {tokens} computed again{chunks}"
@@ -366,9 +361,9 @@ def _entry_text(entry: Entry) -> str:
     kept = entry.computed_tokens - entry.cached_tokens
     facts = []
     if entry.cached_tokens:
-        facts.append(f"{count(entry.cached_tokens, 'token')} found in the prefix cache")
+        facts.append(f"{counted(entry.cached_tokens, 'token')} found in the prefix cache")
     if entry.resumed and kept > 0:
-        facts.append(f"{count(kept, 'token')} kept")
+        facts.append(f"{counted(kept, 'token')} kept")
     verb = "came back to" if entry.resumed else "took"
     return f"{verb} slot {entry.slot:,}" + (f", {', '.join(facts)}" if facts else "")
 
@@ -384,12 +379,12 @@ _ENDS = {
 
 def _end_text(end: End) -> str:
     told = _ENDS.get(end.reason, f"ended ({end.reason})")
-    return f"{told}, {count(end.output_tokens, 'output')}"
+    return f"{told}, {counted(end.output_tokens, 'output')}"
 
 
 def _refusal_text(refusal: Refusal) -> str:
     return (
         f"refused at arrival ({refusal.reason}): needed {refusal.needed:,}, limit "
-        f"{refusal.limit:,}; prompt of {count(refusal.prompt_tokens, 'token')}, max_tokens "
+        f"{refusal.limit:,}; prompt of {counted(refusal.prompt_tokens, 'token')}, max_tokens "
         f"{refusal.max_tokens:,}"
     )

@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from everbatch.base.errors import ConfigError
+from everbatch.base.units import counted
 from everbatch.server.bridge import AsyncEngine
 
 logger = logging.getLogger("everbatch.server")
@@ -118,6 +119,7 @@ class _Server(uvicorn.Server):
     def _stop_step(self) -> None:
         self._num_signals += 1
         if self._num_signals == 1:
+            self._say_that_it_stops()
             self._engine.begin_drain()
             self._drain = asyncio.create_task(self._finish_within_grace())
         else:
@@ -125,6 +127,18 @@ class _Server(uvicorn.Server):
             # uvicorn still gives the answers of those who run a tenth of a second to go out.
             self._engine.abandon()
             self.should_exit = self.force_exit = True
+
+    def _say_that_it_stops(self) -> None:
+        stats = self._engine.stats
+        unfinished = stats.num_running + stats.num_waiting
+        if unfinished:
+            logger.info(
+                "stopping: %s may still finish within %g s; a second signal ends all at once",
+                counted(unfinished, "request"),
+                self._grace_s,
+            )
+        else:
+            logger.info("stopping")
 
     async def _finish_within_grace(self) -> None:
         try:
