@@ -16,7 +16,7 @@ from everbatch import LLM, SamplingParams
 FLAGS = (
     *("--num-blocks", "20", "--block-size", "8", "--num-host-blocks", "40"),
     *("--preemption-mode", "auto", "--admission", "now", "--policy", "priority"),
-    *("--aging-steps", "50", "--tenant", "a=2:2", "--served-model-name", "tiny"),
+    *("--aging-steps", "50", "--tenant", "a=1:2", "--served-model-name", "tiny"),
 )
 
 
@@ -49,7 +49,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         r"aging_steps +50",
         r"preemption +on shortage, auto, whole, newest; measured: [\d.,]+ µs to move a block out "
         r"and in, [\d.]+ ms to compute a token",
-        r"tenant +a: weight 2, at most 2 requests a minute",
+        r"tenant +a: weight 1, at most 2 requests a minute",
     ],
 )
 def test_options_are_printed_as_they_were_resolved(server: Server, line: str) -> None:

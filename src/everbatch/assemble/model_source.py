@@ -10,6 +10,7 @@ by assemble/real.py and the command line.
     "org/name:file.gguf"             one GGUF file of it
 """
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ Progress = Callable[[str, int, int], None]
 _HUB_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+\.gguf))?")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_IGNORED = ["*/*"]  # Copies in other formats, in folders of their own.
+
+_WHAT_TO_GIVE = (
+    "give a directory with config.json, tokenizer.json and safetensors, a .gguf file, a name on "
+    'the Hugging Face hub ("org/name", or "org/name:file.gguf"), or nothing for the default model '
+    f"{DEFAULT_MODEL_NAME}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +50,15 @@ def resolve_model(
     if model:
         path = Path(model).expanduser()
         if path.exists():
-            return ModelPath(_checked_local(path), model)
+            return ModelPath(_checked_local(path), _last_part(path) or model)
     if model is None or model == DEFAULT_MODEL_NAME:
         return ModelPath(fetch_default_model(cache_dir, tell), DEFAULT_MODEL_NAME)
     is_file = model.endswith(".gguf") and ":" not in model
     if is_file or model.startswith(("/", "./", "../", "~")):
-        raise ModelLoadError(f"there is no file or directory {model}")
+        raise ModelLoadError(f"there is no file or directory {model}: {_WHAT_TO_GIVE}")
     match = _HUB_NAME.fullmatch(model)
     if match is None:
-        raise ModelLoadError(
-            f"{model!r} is not a model: give a directory with config.json or a .gguf file, a name "
-            'on the Hugging Face hub ("org/name", or "org/name:file.gguf"), or nothing for the '
-            f"default model {DEFAULT_MODEL_NAME}"
-        )
+        raise ModelLoadError(f"{model!r} is not a model: {_WHAT_TO_GIVE}")
     return ModelPath(_fetch_from_hub(match["repo"], match["file"], tell), model)
 
 
@@ -66,18 +69,21 @@ def _silence(what: str, done: int, total: int) -> None:
 def _checked_local(path: Path) -> Path:
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelLoadError(f"{path} has no config.json{_gguf_hint(path)}")
+            raise ModelLoadError(f"{path} has no config.json: {_gguf_hint(path) or _WHAT_TO_GIVE}")
     elif path.suffix.lower() != ".gguf":
-        raise ModelLoadError(
-            f"{path} is neither a .gguf file nor a directory with config.json, tokenizer.json and "
-            "safetensors"
-        )
+        raise ModelLoadError(f"{path} is neither a .gguf file nor a directory: {_WHAT_TO_GIVE}")
     return path
 
 
 def _gguf_hint(directory: Path) -> str:
     files = sorted(directory.glob("*.gguf"))
-    return f"; to serve a GGUF file, name it: {files[0]}" if files else ""
+    return f"to serve a GGUF file, name it: {files[0]}" if files else ""
+
+
+def _last_part(path: Path) -> str:
+    """Give a local model's name: what its path ends with, whatever the machine it lies on."""
+    name = Path(os.path.abspath(path)).name
+    return name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
 
 
 def _fetch_from_hub(repo: str, file: str | None, tell: Progress) -> Path:

@@ -36,6 +36,8 @@ BYTES_PER_GIB = 1 << 30
 MAX_SWAP_SPACE_GIB = 1 << 20
 """A pebibyte: more than any host has, and little enough that its bytes are exact."""
 
+_BYTES = "a number of bytes, an integer"
+
 _NOT_MEASURED = PreemptionCosts(swap_ns_per_block=1, recompute_ns_per_token=1)
 """Stands for the costs of preemption_mode auto until the model is there (measure.py)."""
 _SAME_NAME = frozenset(item.name for item in fields(SchedulerConfig))
@@ -57,11 +59,11 @@ class EngineOptions:
     kv_cache_memory: int | None = None
     """Bytes."""
     num_blocks: int | None = None
-    """Overrides kv_cache_memory."""
+    """In place of kv_cache_memory."""
     host_cache_memory: int | None = None
     """Bytes."""
     num_host_blocks: int | None = None
-    """Overrides host_cache_memory; None and no memory given: 0."""
+    """In place of host_cache_memory; None and no memory given: 0."""
     swap_space: float | None = None
     """vLLM's way to give host_cache_memory, in GiB; 0 is none, as vLLM's users write it."""
     max_model_len: int | None = None
@@ -91,15 +93,18 @@ class EngineOptions:
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2, ", a token in and a token out")
         if self.kv_cache_memory is not None:
-            _at_least("kv_cache_memory", self.kv_cache_memory, 1, " byte")
+            _at_least("kv_cache_memory", self.kv_cache_memory, 1, " byte", _BYTES)
         if self.host_cache_memory is not None:
-            _at_least("host_cache_memory", self.host_cache_memory, 1, " byte")
+            _at_least("host_cache_memory", self.host_cache_memory, 1, " byte", _BYTES)
         if self.swap_space is not None:
-            _check_swap_space(self.swap_space, self.host_cache_memory)
+            _check_swap_space(self.swap_space)
+        self._check_one_of("kv_cache_memory", "num_blocks")
+        self._check_one_of("host_cache_memory", "num_host_blocks", "swap_space")
         _at_least("seed", self.seed, 0)
         if self.seed > MAX_SEED:
             raise ConfigError(f"seed must lie in [0, {MAX_SEED}], got {self.seed}")
         _check_tenants(self.tenants)
+        self._check_policy()
         # What the scheduler says of its own options does not wait for a model either.
         self.scheduler_options(
             num_blocks=1 if self.num_blocks is None else self.num_blocks,
@@ -111,6 +116,27 @@ class EngineOptions:
                 f"preemption_mode {self.preemption_mode} moves KV blocks to a host tier, and there "
                 "is none: give --host-cache-memory or --num-host-blocks"
             )
+
+    def _check_one_of(self, *names: str) -> None:
+        """Refuse several ways to give one size: one of them would be ignored."""
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} say the same: give one of them")
+
+    def _check_policy(self) -> None:
+        """Refuse options that only another policy would look at."""
+        if self.aging_steps and self.policy != "priority":
+            raise ConfigError(
+                f"aging_steps is {self.aging_steps:,}, but the policy is {self.policy} and does "
+                "not look at it: leave it out or use --policy priority"
+            )
+        for name, tenant in self.tenants.items():
+            if self.policy != "vtc" and (tenant.weight != 1 or not tenant.max_requests_per_minute):
+                raise ConfigError(
+                    f"tenant {name} has the weight {tenant.weight:g}, but the policy is "
+                    f"{self.policy} and does not look at it: use --policy vtc, or give the weight "
+                    "1 with a rate"
+                )
 
     @property
     def host_cache_bytes(self) -> int | None:
@@ -225,37 +251,38 @@ def _num_host_blocks(options: EngineOptions, bytes_per_block: int, left_bytes: i
 def _max_model_len(
     options: EngineOptions, model_max_len: int, num_blocks: int, bytes_per_block: int
 ) -> int:
+    # The last output is never consumed, so it needs no place.
     pool_tokens = num_blocks * options.block_size
     wished = options.max_model_len
     if wished is None:
-        return min(model_max_len, pool_tokens)
+        return min(model_max_len, pool_tokens + 1)
     if wished > model_max_len:
         raise ConfigError(
             f"--max-model-len {wished:,} is more than the {model_max_len:,} tokens that the model "
             "was made for: lower it"
         )
-    # The last output is never consumed, so it needs no place.
     if wished - 1 > pool_tokens:
         needed = div_ceil(wished - 1, options.block_size)
+        flag = "--kv-cache-memory" if options.num_blocks is None else "--num-blocks"
         raise ConfigError(
             f"--max-model-len {wished:,} needs {needed:,} KV blocks "
             f"({format_bytes(needed * bytes_per_block)}), the pool has {num_blocks:,} "
             f"({format_bytes(num_blocks * bytes_per_block)}): lower it to {pool_tokens + 1:,} or "
-            "raise --kv-cache-memory"
+            f"raise {flag}"
         )
     return wished
 
 
-def _at_least(name: str, value: object, low: int, remark: str = "") -> None:
+def _at_least(
+    name: str, value: object, low: int, remark: str = "", kind: str = "an integer"
+) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be an integer, not {value!r}")
+        raise ConfigError(f"{name} must be {kind}, not {value!r}")
     if value < low:
         raise ConfigError(f"{name} must be at least {low}{remark}, got {value}")
 
 
-def _check_swap_space(gib: object, host_cache_memory: int | None) -> None:
-    if host_cache_memory is not None:
-        raise ConfigError("--swap-space and --host-cache-memory are one: give one of them")
+def _check_swap_space(gib: object) -> None:
     if isinstance(gib, bool) or not isinstance(gib, int | float):
         raise ConfigError(f"swap_space must be a number of GiB, not {gib!r}")
     if not 0 <= gib <= MAX_SWAP_SPACE_GIB:

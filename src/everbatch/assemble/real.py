@@ -78,6 +78,7 @@ def _build(
         model_bytes=loaded.num_parameters * FLOAT32_BYTES,
         kv_cache_bytes=config.num_blocks * block_bytes,
         kv_bytes_per_block=block_bytes,
+        model_max_len=loaded.config.max_model_len,
         scheduler=config,
         seed=options.seed,
     )

@@ -11,6 +11,8 @@ from everbatch.scheduler.config import SchedulerConfig
 
 _ON = {True: "on", False: "off"}
 _NS_PER_US = 1_000
+SHORT_CONTEXT = 512
+"""A pool of fewer tokens refuses what people try first: a question and a few paragraphs."""
 
 # Told in words of their own, or not at all: the others are told by name if they were changed.
 _TOLD = (
@@ -32,6 +34,8 @@ class ResolvedOptions:
     model_bytes: int
     kv_cache_bytes: int
     kv_bytes_per_block: int
+    model_max_len: int
+    """The tokens that the model was made for."""
     scheduler: SchedulerConfig
     seed: int
 
@@ -65,6 +69,27 @@ class ResolvedOptions:
             *(("tenant", _tenant_text(config, name)) for name in config.tenants),
             ("seed", str(self.seed)),
         ]
+
+    def warnings(self) -> list[str]:
+        """Say what will surprise whoever serves with these options."""
+        config, told = self.scheduler, []
+        pool_tokens = config.num_blocks * config.block_size
+        if pool_tokens < min(SHORT_CONTEXT, self.model_max_len):
+            told.append(
+                f"the KV cache holds {pool_tokens:,} tokens, so a longer prompt with its answer is "
+                f"refused (the model takes {self.model_max_len:,}): raise --kv-cache-memory or "
+                "--num-blocks"
+            )
+        has_share = config.min_prefill_tokens or config.prefill_aging_steps
+        # A prompt has a slot too, so the others are one fewer.
+        if config.max_num_seqs > config.max_num_batched_tokens and not has_share:
+            told.append(
+                f"up to {config.max_num_seqs - 1:,} decodes can take all "
+                f"{config.max_num_batched_tokens:,} tokens of each step, and prompts wait until "
+                "they end: raise --max-num-batched-tokens, lower --max-num-seqs, or set "
+                "--min-prefill-tokens"
+            )
+        return told
 
     def header(self) -> dict[str, object]:
         """Give the facts that stand in an event log's header."""

@@ -66,7 +66,8 @@ def _engine_option(section: str, flag: str, *more: str, **settings: Any) -> Call
     shown, but for None: what is chosen then, the help says."""
     default = _DEFAULTS[flag.partition("/")[0].removeprefix("--").replace("-", "_")]
     if default is not None:
-        settings |= {"default": default, "show_default": True}
+        shown = "on" if default is True else True
+        settings |= {"default": default, "show_default": shown}
     return click.option(flag, *more, cls=SectionedOption, section=section, **settings)
 
 

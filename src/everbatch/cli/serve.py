@@ -34,7 +34,10 @@ _DEFAULTS = {item.name: item.default for item in fields(ServerSettings)}
 @click.option(
     "--port", type=int, default=DEFAULT_PORT, show_default=True, help="Port; 0: any free one."
 )
-@click.option("--served-model-name", help="What clients call the model. Default: MODEL.")
+@click.option(
+    "--served-model-name",
+    help="What clients call the model. Default: MODEL, of a path the last part.",
+)
 @click.option(
     "--shutdown-grace",
     type=float,
@@ -57,7 +60,7 @@ def command(
     status_interval: float,
     **given: Any,
 ) -> None:
-    """Serve MODEL: a directory, a .gguf file or a hub name. Default: the embedded model."""
+    """Serve MODEL: a directory, a .gguf file or a hub name. Without: the default model."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Downloads would log a line for each of their requests.
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -84,6 +87,8 @@ def _print_options(real: RealEngine) -> None:
     width = max(len(name) for name, _ in described)
     for name, value in described:
         _say(f"{click.style(name.ljust(width), dim=True)}  {value}")
+    for warning in real.options.warnings():
+        _say(f"{click.style('warning:', fg='yellow')} {warning}")
 
 
 def _print_ready(url: str) -> None:

@@ -42,19 +42,20 @@ def test_memory_that_is_given_is_used_in_whole_blocks() -> None:
     assert resolve(kv_cache_memory=BLOCK_BYTES).num_blocks == 1
     assert resolve(kv_cache_memory=8 * BLOCK_BYTES - 1).num_blocks == 7
     assert resolve(kv_cache_memory=FREE_BYTES, max_num_seqs=1).num_blocks == 1 << 20
-    assert resolve(num_blocks=5, kv_cache_memory=1).num_blocks == 5
 
 
 def test_context_limit_is_the_model_s_or_what_the_pool_holds() -> None:
     assert resolve().max_model_len == MODEL_MAX_LEN
-    assert resolve(num_blocks=10).max_model_len == 160
+    # The last output is never consumed.
+    assert resolve(num_blocks=10).max_model_len == 161
 
 
 def test_context_limit_of_the_pool_and_one_beyond() -> None:
-    # The last output is never consumed: 10 blocks of 16 hold 161 tokens.
     assert resolve(num_blocks=10, max_model_len=161).max_model_len == 161
-    with pytest.raises(ConfigError, match=r"needs 11 KV blocks .*the pool has 10 .*to 161 or"):
+    with pytest.raises(ConfigError, match=r"needs 11 .*has 10 .*to 161 or raise --num-blocks"):
         resolve(num_blocks=10, max_model_len=162)
+    with pytest.raises(ConfigError, match="to 161 or raise --kv-cache-memory"):
+        resolve(kv_cache_memory=10 * BLOCK_BYTES, max_model_len=162)
 
 
 def test_step_takes_whole_prompts_without_chunks() -> None:
@@ -97,7 +98,7 @@ def test_every_option_reaches_the_scheduler() -> None:
         "max_preemptions": 8,
         "max_queue_requests": 9,
         "max_queue_tokens": 10,
-        "tenants": {"a": TenantConfig(2.0, 30)},
+        "tenants": {"a": TenantConfig(1.0, 30)},
     }
     config = resolve(**wished)
 
@@ -108,7 +109,6 @@ def test_every_option_reaches_the_scheduler() -> None:
 def test_host_tier_is_sized_in_bytes_or_blocks() -> None:
     assert resolve(host_cache_memory=BLOCK_BYTES).num_host_blocks == 1
     assert resolve(host_cache_memory=8 * BLOCK_BYTES - 1).num_host_blocks == 7
-    assert resolve(num_host_blocks=2, host_cache_memory=8 * BLOCK_BYTES).num_host_blocks == 2
     assert resolve().num_host_blocks == 0
 
 
@@ -116,7 +116,6 @@ def test_swap_space_is_the_host_tier_in_gib() -> None:
     assert resolve(swap_space=1).num_host_blocks == (1 << 30) // BLOCK_BYTES
     assert resolve(swap_space=0.5, preemption_mode="swap").num_host_blocks == 512
     assert resolve(swap_space=0).num_host_blocks == 0
-    assert resolve(swap_space=4, num_host_blocks=2).num_host_blocks == 2
 
 
 def test_swap_space_at_its_limit_and_beyond() -> None:
@@ -159,7 +158,14 @@ def test_swapping_without_a_host_tier_is_refused(mode: str) -> None:
         ({"num_blocks": 0}, "num_blocks"),
         ({"num_blocks": 10**9}, "num_blocks"),
         ({"kv_cache_memory": 0}, "kv_cache_memory must be at least 1 byte, got 0"),
-        ({"kv_cache_memory": 1.5}, "kv_cache_memory must be an integer"),
+        ({"kv_cache_memory": "512MiB"}, "must be a number of bytes, an integer, not '512MiB'"),
+        ({"kv_cache_memory": 1 << 20, "num_blocks": 1}, "--kv-cache-memory and --num-blocks say"),
+        ({"host_cache_memory": 1 << 20, "num_host_blocks": 1}, "say the same: give one of them"),
+        ({"swap_space": 1, "num_host_blocks": 1}, "--num-host-blocks and --swap-space say"),
+        ({"aging_steps": 3}, "aging_steps is 3, but the policy is fcfs .* --policy priority"),
+        ({"policy": "vtc", "aging_steps": 3}, "aging_steps is 3, but the policy is vtc"),
+        ({"tenants": {"a": TenantConfig()}}, "weight 1, but the policy is fcfs .* --policy vtc"),
+        ({"tenants": {"a": TenantConfig(2.0, 9)}}, "tenant a has the weight 2, but the policy"),
         ({"max_model_len": 1}, "max_model_len must be at least 2, a token in and a token out"),
         ({"max_model_len": 1 << 40}, "max_model_len"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold"),
@@ -173,7 +179,7 @@ def test_swapping_without_a_host_tier_is_refused(mode: str) -> None:
         ({"swap_space": float("nan")}, "--swap-space must be a number of GiB.*got nan"),
         ({"swap_space": "4"}, "swap_space must be a number of GiB, not '4'"),
         ({"swap_space": True}, "swap_space must be a number of GiB, not True"),
-        ({"swap_space": 1, "host_cache_memory": 1}, "--swap-space and --host-cache-memory are one"),
+        ({"swap_space": 1, "host_cache_memory": 1}, "--host-cache-memory and --swap-space say"),
         ({"host_cache_memory": 0}, "host_cache_memory must be at least 1 byte, got 0"),
         ({"min_prefill_tokens": 513}, "min_prefill_tokens 513 is above max_num_batched_tokens 512"),
         ({"batching": "dynamic"}, "batching must be one of continuous, static, got 'dynamic'"),
@@ -227,6 +233,7 @@ def resolved_options(config: SchedulerConfig) -> ResolvedOptions:
         model_bytes=4_000_000,
         kv_cache_bytes=10 * BLOCK_BYTES,
         kv_bytes_per_block=BLOCK_BYTES,
+        model_max_len=MODEL_MAX_LEN,
         scheduler=config,
         seed=3,
     )
@@ -241,7 +248,7 @@ def test_description_tells_model_memory_and_budgets() -> None:
     assert told["kv blocks"] == (
         "10 of 16 tokens = 160 tokens, 10.0 MiB when all are used (1.0 MiB each)"
     )
-    assert (told["max_model_len"], told["max_num_batched_tokens"]) == ("160", "512")
+    assert (told["max_model_len"], told["max_num_batched_tokens"]) == ("161", "512")
     assert (told["batching"], told["policy"]) == ("continuous", "fcfs")
     assert told["preemption"] == "on shortage, recompute, whole, newest"
     assert "host blocks" not in told
@@ -274,8 +281,29 @@ def test_description_tells_what_was_changed() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_blocks": 32}, []),
+        ({"num_blocks": 31}, ["the KV cache holds 496 tokens"]),
+        ({"max_num_batched_tokens": 128}, []),
+        ({"max_num_batched_tokens": 127}, ["up to 127 decodes can take all 127 tokens"]),
+        ({"max_num_batched_tokens": 127, "min_prefill_tokens": 1}, []),
+        ({"max_num_batched_tokens": 127, "prefill_aging_steps": 1}, []),
+    ],
+)
+def test_options_that_will_surprise_are_warned_of(
+    options: dict[str, Any], words: list[str]
+) -> None:
+    told = resolved_options(resolve(**options)).warnings()
+
+    assert [word in warning for word, warning in zip(words, told, strict=True)] == [True] * len(
+        told
+    )
+
+
 def test_header_of_the_event_log_is_json() -> None:
-    config = resolve(num_blocks=10, tenants={"a": TenantConfig(2.0, 30)})
+    config = resolve(num_blocks=10, policy="vtc", tenants={"a": TenantConfig(2.0, 30)})
 
     header = json.loads(json.dumps(resolved_options(config).header()))
 

@@ -287,9 +287,9 @@ def test_directory_and_file_are_taken_as_they_are(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "a.GGUF").write_bytes(b"")
 
-    assert resolve_model(str(tmp_path)) == ModelPath(tmp_path, str(tmp_path))
+    assert resolve_model(str(tmp_path)) == ModelPath(tmp_path, tmp_path.name)
     file = tmp_path / "a.GGUF"
-    assert resolve_model(str(file)) == ModelPath(file, str(file))
+    assert resolve_model(str(file)) == ModelPath(file, "a")
 
 
 def test_home_directory_is_expanded(monkeypatch, tmp_path):
@@ -307,10 +307,21 @@ def test_local_path_wins_over_a_hub_name(monkeypatch, tmp_path):
     assert resolve_model("org/name").path == Path("org/name")
 
 
+@pytest.mark.parametrize("path", ["SmolLM-7", "./SmolLM-7/", "SmolLM-7.gguf", "{}/SmolLM-7.GGUF"])
+def test_a_local_model_is_called_by_the_last_part_of_its_path(monkeypatch, tmp_path, path):
+    (tmp_path / "SmolLM-7").mkdir()
+    (tmp_path / "SmolLM-7" / "config.json").write_text("{}")
+    for name in ("SmolLM-7.gguf", "SmolLM-7.GGUF"):
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+
+    assert resolve_model(path.format(tmp_path)).name == "SmolLM-7"
+
+
 def test_directory_with_a_gguf_file_says_to_name_it(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"")
 
-    with pytest.raises(ModelLoadError, match=r"no config\.json; .* name it: .*m\.gguf"):
+    with pytest.raises(ModelLoadError, match=r"no config\.json: .* name it: .*m\.gguf"):
         resolve_model(str(tmp_path))
 
 
@@ -333,6 +344,6 @@ def test_other_name_lists_the_three_possibilities(name):
         resolve_model(name)
 
     message = str(caught.value)
-    assert "directory with config.json or a .gguf file" in message
+    assert "directory with config.json, tokenizer.json and safetensors, a .gguf file" in message
     assert "Hugging Face hub" in message
     assert "default model SmolLM2-135M-Instruct" in message

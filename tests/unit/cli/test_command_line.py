@@ -222,8 +222,8 @@ def test_event_log_that_cannot_be_written_is_known_without_a_model(tmp_path: Pat
     ("model", "words"),
     [
         ("no such model", ["'no such model' is not a model", "config.json", ".gguf", "org/name"]),
-        ("./absent", ["there is no file or directory ./absent"]),
-        ("{directory}", ["{directory} has no config.json"]),
+        ("./absent", ["there is no file or directory ./absent", "org/name", "default model"]),
+        ("{directory}", ["{directory} has no config.json", "org/name", "default model"]),
         ("{file}", ["{file} is neither a .gguf file nor a directory"]),
     ],
 )
