@@ -113,7 +113,7 @@ def test_event_log_tells_tenants_priorities_and_samples(model: Path, tmp_path: P
     with serving(model, "--batching", "static", "--event-log", log) as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
             client.completions.create(
-                model=str(model), prompt="x", n=2, max_tokens=3, extra_body={"tenant": "t"}
+                model=model.name, prompt="x", n=2, max_tokens=3, extra_body={"tenant": "t"}
             )
         assert server.stop() == 0
     header, *events = [json.loads(line) for line in log.read_text().splitlines()]

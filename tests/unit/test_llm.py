@@ -135,8 +135,13 @@ def test_longest_prompt_runs_and_one_token_more_does_not(llm: LLM) -> None:
         llm.generate("x" * MAX_MODEL_LEN, params)
 
 
-def test_absent_max_tokens_is_what_the_limits_leave(llm: LLM) -> None:
-    assert len(text_of(llm, "x" * 250, SamplingParams(temperature=0))) == 6
+def test_max_tokens_is_16_unless_given_and_none_is_what_the_limits_leave(llm: LLM) -> None:
+    greedy, ids = {"temperature": 0, "ignore_eos": True}, [7] * 200
+    [few] = llm.generate([ids], SamplingParams(**greedy))
+    [all_that_fit] = llm.generate([ids], SamplingParams(**greedy, max_tokens=None))
+
+    assert len(few.outputs[0].token_ids) == 16
+    assert len(all_that_fit.outputs[0].token_ids) == 56
 
 
 def test_more_prompts_than_the_engine_is_handed_at_once_all_run(
@@ -234,7 +239,7 @@ def test_every_option_may_be_given_by_name(model: Path) -> None:
         ({"gpu_memory_utilization": 0.9}, "knows no option gpu_memory_utilization"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": "8"}, "max_num_seqs must be an integer"),
-        ({"kv_cache_memory": "1GiB"}, "kv_cache_memory must be an integer"),
+        ({"kv_cache_memory": "1GiB"}, "kv_cache_memory must be a number of bytes, an integer"),
         ({"max_model_len": 257}, "--max-model-len 257 is more than the 256"),
         ({"tenants": {"a": {"share": 2}}}, "tenant 'a' has the unknown option share"),
         ({"tenants": {"a": {"weight": 0}}}, "weight must be finite and above 0"),

@@ -50,7 +50,7 @@ def test_options_changed_later_are_checked_when_used(llm: LLM) -> None:
     [
         ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids has the token id"),
         ({"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias has the token id"),
-        ({"min_tokens": 256}, "min_tokens is 256"),
+        ({"min_tokens": 256, "max_tokens": None}, "min_tokens is 256"),
     ],
 )
 def test_option_that_the_model_cannot_meet_is_refused(

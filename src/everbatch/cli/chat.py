@@ -23,7 +23,11 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S = 5.0
 CHECK_TIMEOUT_S = 10.0
 EXIT_INCOMPLETE = 1
-HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C ends an answer."
+CUT = "[cut: no more tokens]"
+HELP = (
+    "/help says this, /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C ends an "
+    "answer."
+)
 
 
 @click.command("chat")
@@ -80,6 +84,9 @@ def _converse(client: httpx.Client, body: dict[str, object], system: str | None)
         if text == "/reset":
             messages = list(start)
             continue
+        if text == "/help" and sys.stdin.isatty():
+            click.secho(HELP, dim=True)
+            continue
         if not text.strip():
             continue
         messages.append({"role": "user", "content": text})
@@ -109,10 +116,12 @@ def _read_turn() -> str | None:
 def _print_answer(client: httpx.Client, body: dict[str, object]) -> str | None:
     """Print an answer as it comes; None if the server refused, or left in the middle."""
     parts: list[str] = []
+    is_cut = False
     try:
-        for text in _stream(client, body):
+        for text, finish_reason in _stream(client, body):
             parts.append(text)
             click.echo(text, nl=False)
+            is_cut |= finish_reason == "length"
     except KeyboardInterrupt:
         click.secho(" …", dim=True, nl=False)
     except (_Refused, httpx.HTTPError) as error:
@@ -121,6 +130,8 @@ def _print_answer(client: httpx.Client, body: dict[str, object]) -> str | None:
         click.echo(f"everbatch: {str(error) or type(error).__name__}", err=True)
         return None
     click.echo()
+    if is_cut and sys.stdin.isatty():
+        click.secho(CUT, dim=True)
     return "".join(parts)
 
 
@@ -128,7 +139,8 @@ class _Refused(EverbatchError):
     """The server answered with an error."""
 
 
-def _stream(client: httpx.Client, body: dict[str, object]) -> Iterator[str]:
+def _stream(client: httpx.Client, body: dict[str, object]) -> Iterator[tuple[str, str | None]]:
+    """Give each piece of the answer, and why it ended with its last one."""
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
             response.read()
@@ -136,16 +148,19 @@ def _stream(client: httpx.Client, body: dict[str, object]) -> Iterator[str]:
         for line in response.iter_lines():
             data = line.removeprefix("data:").strip()
             if line.startswith("data:") and data != "[DONE]":
-                yield _text_of(data)
+                yield _piece(data)
 
 
-def _text_of(data: str) -> str:
-    """Give the text in one event; raises _Refused for an error, or for what is no chunk."""
+def _piece(data: str) -> tuple[str, str | None]:
+    """Give text and finish reason of one event; raises _Refused for an error, or for no chunk."""
     try:
         facts = msgspec.json.decode(data)
         if "error" in facts:
             raise _Refused(str(facts["error"]["message"]))
-        return "".join(choice["delta"].get("content") or "" for choice in facts["choices"])
+        choices = facts["choices"]
+        reasons = (choice.get("finish_reason") for choice in choices)
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        return text, next(filter(None, reasons), None)
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         raise _Refused(f"the server sent what is no chat completion chunk: {data[:200]}") from error
 

@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from io import FileIO
 from pathlib import Path
@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from everbatch.base.errors import EverbatchError
+from everbatch.base.errors import ConfigError, EverbatchError
 from everbatch.cli.loading import loading_bar
 from everbatch.cli.options import engine_options, pop_engine_options
 from everbatch.cli.prompts import Task, naming_line, read_tasks
@@ -57,7 +57,7 @@ EXIT_INTERRUPTED = 130
 @click.option("--stop", multiple=True, help="Text that ends an answer; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
 def command(prompts_path: str, output: Path | None, **given: Any) -> None:
-    """Answer every prompt of a file with MODEL (default: the embedded one).
+    """Answer every prompt of a file with MODEL (without: the default model).
 
     Writes one JSON object an answer, in the order in which prompts end: index (0 for the first
     prompt), id (if given), sample (if n > 1), prompt, text, finish_reason, stop_reason,
@@ -65,6 +65,7 @@ def command(prompts_path: str, output: Path | None, **given: Any) -> None:
     then 1.
     """
     options = pop_engine_options(given)
+    _check_places(prompts_path, output)
     tasks = read_tasks(prompts_path, given)
     _check_priorities(tasks, options.policy)
     by_name = {item.name: getattr(options, item.name) for item in fields(options)}
@@ -121,6 +122,16 @@ class _AnswerWriter:
         self.num_written += 1
         self.num_failed += any(completion.error is not None for completion in answer.outputs)
         self.on_written()
+
+
+def _check_places(prompts_path: str, output: Path | None) -> None:
+    """Refuse to write the answers over the prompts."""
+    with suppress(OSError):
+        if output is not None and os.path.samefile(prompts_path, output):
+            raise ConfigError(
+                f"--output {output} is the file of --prompts, and would be overwritten: give "
+                "another file"
+            )
 
 
 def _check_priorities(tasks: list[Task], policy: str) -> None:

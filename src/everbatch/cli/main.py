@@ -7,6 +7,8 @@ Exit status: 0 done, 1 not all was done, 2 an error of the user's or of a file's
 that could make no progress, 130 interrupted.
 """
 
+import errno
+import os
 import sys
 from importlib import import_module
 
@@ -17,6 +19,8 @@ from everbatch.base.errors import EverbatchError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 COMMANDS = {
     "serve": "Serve a model through an OpenAI-compatible HTTP API.",
@@ -80,9 +84,13 @@ def main() -> None:
     except EverbatchError as error:
         _tell(str(error))
         status = EXIT_ERROR
+    except click.exceptions.NoArgsIsHelpError as error:
+        # A group without its command: the message is its help.
+        click.echo(error.format_message(), err=True)
+        status = EXIT_ERROR
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "everbatch"
-        _tell(f"{error.format_message()} (`{where} --help` tells the options)")
+        _tell(f"{_usage_problem(error)} (`{where} --help` tells the options)")
         status = EXIT_ERROR
     except click.ClickException as error:
         _tell(error.format_message())
@@ -90,7 +98,40 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         _tell("interrupted")
         status = EXIT_INTERRUPTED
-    sys.exit(status)
+    except OSError as error:
+        if error.errno not in _NOT_WRITTEN:
+            raise
+        status = _tell_unwritten(error)
+    sys.exit(_flushed(status))
+
+
+def _usage_problem(error: click.UsageError) -> str:
+    """Say what is wrong with a command line; of another engine's flag what takes its place."""
+    if isinstance(error, click.NoSuchOption):
+        from everbatch.cli.foreign_flags import hint
+
+        told = hint(error.option_name, None if error.ctx is None else error.ctx.info_name)
+        if told is not None:
+            return f"No such option: {error.option_name}: {told}"
+    return error.format_message()
+
+
+def _flushed(status: int) -> int:
+    """Write what standard output still holds; gives the exit status."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # A reader that left is no error to be told.
+        return status or 1 if isinstance(error, BrokenPipeError) else _tell_unwritten(error)
+    return status
+
+
+def _tell_unwritten(error: OSError) -> int:
+    """Say that the disk, or whatever takes the output, is full; gives the exit status."""
+    # Python's own flush at the end shall have nothing to fail at.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _tell(f"cannot write the output ({error.strerror}): what was written is not whole")
+    return EXIT_ERROR
 
 
 def _tell(message: str) -> None:

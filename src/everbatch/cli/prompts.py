@@ -5,9 +5,10 @@ Belongs here: the format, and errors that name the line. Not here: whether a pro
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,10 @@ def _parse(line: str, number: int, defaults: dict[str, Any]) -> Task:
         raise InvalidRequest(f"line {number} must have exactly one of {', '.join(PROMPT_KEYS)}")
     unknown = [key for key in facts if key not in (*PROMPT_KEYS, *_SAMPLING_KEYS, *OTHER_KEYS)]
     if unknown:
-        raise InvalidRequest(f"line {number} has the unknown field {', '.join(unknown)}")
+        known = (*PROMPT_KEYS, *OTHER_KEYS, *sorted(_SAMPLING_KEYS))
+        raise InvalidRequest(
+            f"line {number} has the unknown field {', '.join(unknown)}: {_known(unknown[0], known)}"
+        )
     [key] = given
     wanted = {"prompt": str | list, "prompt_token_ids": list, "messages": list}[key]
     if not isinstance(facts[key], wanted):
@@ -113,6 +117,12 @@ def _parse(line: str, number: int, defaults: dict[str, Any]) -> Task:
         raise InvalidRequest(f"line {number}: tenant must be text, not {tenant!r}")
     prompt, messages = (None, facts[key]) if key == "messages" else (facts[key], None)
     return Task(number, facts.get("id"), prompt, messages, params, priority, tenant)
+
+
+def _known(wrong: str, known: Sequence[str]) -> str:
+    """Say which field may have been meant, or which there are."""
+    close = get_close_matches(wrong, known, 1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
 def _params(defaults: dict[str, Any], given: dict[str, Any], number: int) -> SamplingParams:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from everbatch.base.errors import InvalidRequest
 
+DEFAULT_MAX_TOKENS = 16
+"""vLLM's. Of the Python API: in a request of the HTTP API absent means None."""
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -40,7 +42,7 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    max_tokens: int | None = None
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

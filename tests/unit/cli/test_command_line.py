@@ -273,6 +273,44 @@ def test_chat_without_a_server_says_what_to_do(arguments: list[str], words: list
     assert_one_line_error(run("chat", *arguments, stdin="hi\n"), *words)
 
 
+def test_answers_are_not_written_over_their_prompts(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts"
+    prompts.write_text("hello\n")
+    (tmp_path / "same").symlink_to(prompts)
+    done = run("generate", "--prompts", str(prompts), "--output", str(tmp_path / "same"))
+
+    assert_one_line_error(done, "is the file of --prompts", "give another file")
+    assert prompts.read_text() == "hello\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("simulate", "lesson-static"), ("simulate", "lesson-static", "--json")],
+)
+def test_output_that_cannot_be_written_is_one_line(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "everbatch.cli.main", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("everbatch: cannot write the output (No space left on device)")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["scenario", "trace"])
+def test_a_group_without_its_command_tells_its_help(command: str) -> None:
+    done = run(command)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Usage: everbatch {command} ")
+
+
 def test_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)

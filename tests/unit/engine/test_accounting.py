@@ -57,7 +57,7 @@ def test_one_output_is_the_last_one_of_the_prompt_s_pass(output_tokens):
 
 def test_without_a_limit_the_pool_s_room_is_the_limit():
     world = World(make_config(num_blocks=4), [])
-    request = EngineRequest("a", list(range(6)), 6, SamplingParams())
+    request = EngineRequest("a", list(range(6)), 6, SamplingParams(max_tokens=None))
     world.texts["a"], world.ends["a"] = [], []
 
     assert world.engine.add(request) is None

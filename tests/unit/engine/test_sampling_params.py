@@ -72,8 +72,10 @@ LIMITS = [
 
 @pytest.mark.parametrize(("name", "low", "high"), LIMITS)
 def test_limits_are_allowed_and_one_step_beyond_is_not(name: str, low: int, high: int) -> None:
+    # No max_tokens is below any min_tokens.
+    others = {"max_tokens": None} | {name: low}
     for value in (low, high):
-        assert getattr(make(**{name: value}), name) == value
+        assert getattr(make(**others | {name: value}), name) == value
     # One below top_k's least is another spelling of off.
     for value in (low - 2, high + 1):
         with pytest.raises(InvalidRequest, match=name) as caught:
