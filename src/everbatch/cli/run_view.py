@@ -4,12 +4,14 @@ Belongs here: what stands where, and wording. Not here: computing (sim.summary).
 """
 
 import sys
+from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from everbatch.base.units import counted
 from everbatch.cli.slot_timeline import draw_timeline
 from everbatch.sim.slot_history import SlotHistory
 from everbatch.sim.summary import Summary
@@ -26,7 +28,7 @@ MAX_TIMELINE_STEPS = 10_000
 STEP_TIMES = {
     "arrival": "arrival",
     "wait": "queue_wait",
-    "first step": "first_step",
+    "start": "first_step",
     "first token": "first_token_step",
     "end": "finished_step",
 }
@@ -52,10 +54,13 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
     console = console or make_console()
     slots = summary["config"]["max_num_seqs"]
     lasted = "" if summary["duration_s"] is None else f" in {seconds(summary['duration_s'])}"
-    console.print(f"{summary['scenario']}: {summary['steps']:,} steps{lasted}, {slots:,} slots\n")
+    console.print(
+        f"{summary['scenario']}: {counted(summary['steps'], 'step')}{lasted}, "
+        f"{counted(slots, 'slot')}\n"
+    )
     notes = [*summary["workload"]["notes"], *_outside(summary), summary["overload"]]
     for note in filter(None, notes):
-        console.print(note)
+        console.print(note, soft_wrap=True)
     console.print(_figures(summary))
     console.print()
     console.print(_latencies(summary))
@@ -65,7 +70,8 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
     if summary["steps"] <= MAX_TIMELINE_STEPS:
         _print_timeline(timeline, summary["steps"], slots, console)
     if "requests" in summary:
-        _print_requests(summary["requests"], console)
+        end = summary["steps"] if summary["duration_s"] is None else summary["duration_s"]
+        _print_requests(summary["requests"], end, console)
 
 
 def _print_timeline(timeline: SlotHistory, steps: int, slots: int, console: Console) -> None:
@@ -74,7 +80,7 @@ def _print_timeline(timeline: SlotHistory, steps: int, slots: int, console: Cons
     for line in draw_timeline(timeline, steps, console.width, unicode=is_unicode):
         console.print(line, soft_wrap=True)
     if slots > timeline.num_slots:
-        console.print(f"({slots - timeline.num_slots:,} more slots)")
+        console.print(f"({counted(slots - timeline.num_slots, 'more slot')})")
 
 
 def percent(share: float | None) -> str:
@@ -217,7 +223,7 @@ def _horizons(summary: Summary) -> Table:
     return table
 
 
-def _print_requests(requests: dict[str, dict[str, Any]], console: Console) -> None:
+def _print_requests(requests: dict[str, dict[str, Any]], end: float, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("request")
     table.add_column("state")
@@ -225,18 +231,40 @@ def _print_requests(requests: dict[str, dict[str, Any]], console: Console) -> No
     times, write = (STEP_TIMES, number) if in_steps else (SECOND_TIMES, moment)
     for name in (*times, "outputs", "preempted"):
         table.add_column(name, justify="right")
-    for request_id, facts in list(requests.items())[:MAX_REQUEST_ROWS]:
+    rows = list(requests.items())
+    num_left_out = max(0, len(rows) - MAX_REQUEST_ROWS)
+    if num_left_out:
+        # Whom a scenario is about often comes last, behind a crowd.
+        half = MAX_REQUEST_ROWS // 2
+        rows = [*rows[:half], *rows[-half:]]
+    for request_id, facts in rows:
         table.add_row(
             request_id,
             "rejected" if facts["rejected"] else (facts["finish_reason"] or facts["state"]),
-            *(write(facts[key]) for key in times.values()),
+            *(
+                _wait(facts, times, end, write) if name == "wait" else write(facts[key])
+                for name, key in times.items()
+            ),
             number(facts["output_tokens"]),
             number(facts["num_preemptions"] or None),
         )
     console.print()
     console.print(table)
-    if len(requests) > MAX_REQUEST_ROWS:
-        console.print(f"({len(requests) - MAX_REQUEST_ROWS:,} more requests: --json has all)")
+    if num_left_out:
+        console.print(
+            f"({counted(num_left_out, 'request')} between the first and the last are left out: "
+            "--json has all)"
+        )
     refused = [(name, facts["rejected"]) for name, facts in requests.items() if facts["rejected"]]
     for name, sentence in refused[:MAX_REQUEST_ROWS]:
-        console.print(f"{name} was refused: {sentence}")
+        console.print(f"{name} was refused: {sentence}", soft_wrap=True)
+
+
+def _wait(
+    facts: dict[str, Any], keys: dict[str, str], end: float, write: Callable[[float | None], str]
+) -> str:
+    """Write the time to the first step; of who had none, to its own end, or the run's with a +."""
+    waited, arrival, finished = (facts[keys[name]] for name in ("wait", "arrival", "end"))
+    if waited is not None or facts["rejected"] or arrival is None or arrival > end:
+        return write(waited)
+    return f"{write(end - arrival)}+" if finished is None else write(finished - arrival)

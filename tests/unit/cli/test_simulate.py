@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -245,10 +246,26 @@ def test_the_table_shows_figures_timeline_and_requests():
     assert "\x1b" not in answer.out
 
 
-def test_a_refusal_is_told_in_the_table(scenario):
+def test_who_still_waits_has_a_wait_and_who_left_too():
+    waiting = everbatch("simulate", "lesson-static").out
+    left = everbatch("simulate", "overload-deadline").out
+
+    assert re.search(r"^5 +WAITING +20 +60\+ +0 *$", waiting, re.MULTILINE)
+    assert re.search(r"^r6 +deadline +12 +11 +23 +0 *$", left, re.MULTILINE)
+
+
+def test_of_a_crowd_the_last_are_shown_too():
+    out = everbatch("simulate", "starvation").out
+
+    assert re.search(r"^prompt +stop +1 +99 +101 +101 ", out, re.MULTILINE)
+    assert "(493 requests between the first and the last are left out: --json has all)" in out
+
+
+def test_a_refusal_is_told_in_the_table_in_one_line(scenario):
     answer = everbatch("simulate", scenario)
 
-    assert "b was refused: " in answer.out
+    [refusal] = [line for line in answer.out.splitlines() if line.startswith("b was refused: ")]
+    assert "shorten it or" in refusal
     assert "rejected 1" in answer.out
 
 
