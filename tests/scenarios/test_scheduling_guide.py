@@ -77,6 +77,21 @@ def test_the_figures_are_those_of_the_runs(command, rows):
     assert any(in_a != in_b for _, in_a, in_b in rows)
 
 
+@pytest.mark.parametrize(("command", "rows"), comparisons(), ids=[c for c, _ in comparisons()])
+def test_what_differs_is_in_the_comparison(command, rows):
+    result = json.loads(everbatch("compare", *command.split(), "--json").out)
+    told = {figure["name"] for figure in result["figures"]}
+    told |= {fate["id"] for fate in (*result["paying"], *result["gaining"])}
+    summed = "outputs of all "
+    shown_names = [
+        name.partition(" of `")[2].rstrip("`") or name
+        for name, in_a, in_b in rows
+        if in_a != in_b and not name.startswith(summed)
+    ]
+
+    assert [name for name in shown_names if name not in told] == []
+
+
 @pytest.mark.parametrize("command", [c for c, _ in comparisons()])
 def test_the_commands_compare(command):
     answer = everbatch("compare", *command.split())

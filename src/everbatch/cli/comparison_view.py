@@ -25,13 +25,22 @@ def print_comparison(result: Comparison, console: Console) -> None:
     if not result.has_requests:
         console.print("A summary has no part on requests, so who pays is not known.")
         return
-    if result.paying:
-        console.print(_fates(result.paying[:MAX_ROWS]))
-    if len(result.paying) > MAX_ROWS:
-        console.print(f"({len(result.paying) - MAX_ROWS:,} more: --json has all)")
+    for title, column, fates in (
+        ("who pays", "later by", result.paying),
+        ("who gains", "sooner by", result.gaining),
+    ):
+        if fates:
+            console.print(_fates(title, column, fates[:MAX_ROWS]))
+        if len(fates) > MAX_ROWS:
+            console.print(f"({len(fates) - MAX_ROWS:,} more: --json has all)")
+        if fates:
+            console.print()
+    pay = "request pays" if len(result.paying) == 1 else "requests pay"
+    gain = "gains" if result.num_gaining == 1 else "gain"
+    fare = "fares" if result.num_unchanged == 1 else "fare"
     console.print(
-        f"{len(result.paying):,} requests pay, {result.num_gaining:,} gain, "
-        f"{result.num_unchanged:,} fare the same"
+        f"{len(result.paying):,} {pay}, {result.num_gaining:,} {gain}, "
+        f"{result.num_unchanged:,} {fare} the same"
     )
 
 
@@ -45,10 +54,10 @@ def _table(title: str, facts: list[Difference]) -> Table:
     return table
 
 
-def _fates(fates: list[Fate]) -> Table:
+def _fates(title: str, delay: str, fates: list[Fate]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("who pays")
-    for name in ("first token", "end", "later by", "outputs"):
+    table.add_column(title)
+    for name in ("first token", "end", delay, "outputs"):
         table.add_column(name, justify="right")
     table.add_column("")
     for fate in fates:
@@ -56,7 +65,7 @@ def _fates(fates: list[Fate]) -> Table:
             fate.id,
             _pair(fate.first_token),
             _pair(fate.finished),
-            _told(fate.delay),
+            _told(None if fate.delay is None else abs(fate.delay)),
             _pair(fate.output_tokens),
             fate.note,
         )

@@ -3,7 +3,7 @@
 Works on summaries, fresh or saved; pure. Called by `everbatch compare`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isclose
 from typing import Any
 
@@ -55,6 +55,17 @@ class Fate:
     delay: float | None
     pays: bool
 
+    def reversed(self) -> "Fate":
+        """Give how the request fares in A, if it comes from B."""
+        return replace(
+            self,
+            first_token=self.first_token[::-1],
+            finished=self.finished[::-1],
+            output_tokens=self.output_tokens[::-1],
+            delay=None if self.delay is None else -self.delay,
+            pays=not self.pays,
+        )
+
 
 @dataclass(slots=True)
 class Comparison:
@@ -67,6 +78,8 @@ class Comparison:
     num_same_figures: int = 0
     paying: list[Fate] = field(default_factory=list)
     """Requests that fare worse in B, the worst first."""
+    gaining: list[Fate] = field(default_factory=list)
+    """Requests that fare better in B, those who gain most first."""
     num_gaining: int = 0
     num_unchanged: int = 0
     has_requests: bool = True
@@ -90,6 +103,8 @@ def compare(a: Summary, b: Summary) -> Comparison:
             _sort_fate(result, _fate(request_id, in_a, in_b))
     # The sort is stable: equals stay in the order of the file.
     result.paying.sort(key=_severity, reverse=True)
+    result.gaining.sort(key=lambda fate: _severity(fate.reversed()), reverse=True)
+    result.num_gaining = len(result.gaining)
     return result
 
 
@@ -130,6 +145,12 @@ def _figures(a: Summary, b: Summary) -> list[Difference]:
     for cause in causes:
         idle_a, idle_b = a["idle_slot_iterations"], b["idle_slot_iterations"]
         facts.append(Difference(f"idle: {cause}", idle_a.get(cause, 0), idle_b.get(cause, 0)))
+    ended_a, ended_b = a.get("num_finished", {}), b.get("num_finished", {})
+    facts += [
+        # Latencies are those of who ended so: without it other requests are compared unawares.
+        Difference(f"num_finished {reason}", ended_a.get(reason, 0), ended_b.get(reason, 0))
+        for reason in dict.fromkeys([*ended_a, *ended_b])
+    ]
     for name in (*RATES, *LATENCIES):
         # A run on the clock of steps has no rates, nor one without goals a goodput.
         of_a, of_b = a.get(name) or {}, b.get(name) or {}
@@ -199,7 +220,7 @@ def _sort_fate(result: Comparison, fate: Fate | None) -> None:
     elif fate.pays:
         result.paying.append(fate)
     else:
-        result.num_gaining += 1
+        result.gaining.append(fate)
 
 
 def _severity(fate: Fate) -> tuple[float, float, float]:

@@ -1,6 +1,7 @@
 """`everbatch compare`: what differs, who pays, and what is refused."""
 
 import json
+import re
 
 import pytest
 from command_line import everbatch, scenario_text
@@ -53,7 +54,9 @@ def test_the_other_way_round_they_gain(write):
     result = compared(write("a.json", num_blocks=4), write("b.json"))
 
     assert result["paying"] == []
+    assert [fate["id"] for fate in result["gaining"]] == ["c", "b"]
     assert result["num_gaining"] == 2
+    assert result["gaining"][0]["delay"] <= result["gaining"][1]["delay"] < 0
 
 
 def test_who_does_not_end_within_the_horizon_pays_most(write):
@@ -64,6 +67,27 @@ def test_who_does_not_end_within_the_horizon_pays_most(write):
     assert worst["finished"][0] is not None
     assert worst["finished"][1] is None
     assert worst["note"] == "stop → DECODE" or worst["note"].startswith("stop → ")
+
+
+def test_who_gains_is_named(write):
+    out = everbatch("compare", "lesson-static", "lesson-continuous").out
+
+    assert "who gains" in out and "who pays" not in out
+    assert re.search(r"^5 +– → 21 +– → 60 +– +0 → 40", out, re.MULTILINE)
+    assert "0 requests pay, 2 gain, 4 fare the same" in out
+
+
+def test_one_is_told_as_one(write):
+    out = everbatch("compare", write("a.json"), write("b.json", max_model_len=12)).out
+
+    assert "1 request pays, " in out
+
+
+def test_how_many_ended_is_a_figure(write):
+    run = {"horizon": 9}
+    result = compared(write("a.json", run=run), write("b.json", run=run, num_blocks=4))
+
+    assert {"name": "num_finished stop", "a": 3, "b": 1} in result["figures"]
 
 
 def test_who_is_refused_pays(write):
@@ -139,7 +163,7 @@ def test_the_table_names_both_runs_and_those_who_pay(write):
     # Where a line ends depends on how long the paths are.
     assert f"A={pair[0]},B={pair[1]}" in "".join(answer.out.split())
     assert "num_blocks" in answer.out
-    assert "2 requests pay, 0 gain, 1 fare the same" in answer.out
+    assert "2 requests pay, 0 gain, 1 fares the same" in answer.out
 
 
 def test_without_b_options_are_set_in_a(write):

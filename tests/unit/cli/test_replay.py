@@ -56,7 +56,7 @@ def test_people_see_a_table(log):
 
     assert "A = as recorded" in out
     assert "max_num_seqs" in out
-    assert "1 requests pay" in out
+    assert "1 request pays" in out
 
 
 def test_a_log_in_seconds_needs_a_clock_for_other_steps(log, tmp_path):
