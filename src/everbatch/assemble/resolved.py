@@ -6,7 +6,7 @@ values (options.py).
 
 from dataclasses import asdict, dataclass, fields
 
-from everbatch.base.units import NS_PER_MS, format_bytes
+from everbatch.base.units import NS_PER_MS, counted, format_bytes
 from everbatch.scheduler.config import SchedulerConfig
 
 _ON = {True: "on", False: "off"}
@@ -141,5 +141,5 @@ def _shown(value: object) -> str:
 def _tenant_text(config: SchedulerConfig, name: str) -> str:
     tenant = config.tenants[name]
     limit = tenant.max_requests_per_minute
-    rate = f"at most {limit:,} requests a minute" if limit else "any number of requests"
+    rate = f"at most {counted(limit, 'request')} a minute" if limit else "any number of requests"
     return f"{name}: weight {tenant.weight:g}, {rate}"

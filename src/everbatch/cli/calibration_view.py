@@ -6,7 +6,7 @@ Belongs here: what stands where, and wording. Not here: fitting (calibration).
 from rich.console import Console
 from rich.table import Table
 
-from everbatch.base.units import NS_PER_MS
+from everbatch.base.units import NS_PER_MS, counted
 from everbatch.calibration.calibrate import Calibration
 from everbatch.cli.run_view import make_console
 
@@ -28,16 +28,16 @@ def print_calibration(calibration: Calibration, console: Console | None = None) 
         errors.num_steps for kind, errors in calibration.errors.items() if kind != "all"
     )
     console.print(
-        f"{calibration.profile.source}: {calibration.num_fitted_steps:,} steps fitted, "
+        f"{calibration.profile.source}: {counted(calibration.num_fitted_steps, 'step')} fitted, "
         f"{num_held_out:,} held out\n"
     )
     console.print(_prices(calibration))
     console.print(
         f"\na step differs from its prediction by {fit.spread:.2%} (robust standard deviation); "
-        f"{fit.num_outliers:,} outliers, {fit.outlier_time:.2%} of the time"
+        f"{counted(fit.num_outliers, 'outlier')}, {fit.outlier_time:.2%} of the time"
     )
     for reason, count in calibration.left_out.items():
-        console.print(f"{count:,} steps left out: {reason}")
+        console.print(f"{counted(count, 'step')} left out: {reason}")
     for note in calibration.notes:
         console.print(note)
     console.print()

@@ -15,6 +15,7 @@ import click
 
 from everbatch import __version__
 from everbatch.base.errors import ConfigError
+from everbatch.base.units import counted
 from everbatch.sim.comparison import Comparison, compare
 from everbatch.sim.decisions import DecisionCheck
 from everbatch.sim.recorded import RecordedLog, RecordedStepTimes, read_log, recorded_events
@@ -147,7 +148,7 @@ def _print(
     comparison: Comparison | None,
 ) -> None:
     requests, steps = len(recorded.scenario.requests), len(recorded.durations)
-    click.echo(f"{log}: {requests:,} requests, {steps:,} steps")
+    click.echo(f"{log}: {counted(requests, 'request')}, {counted(steps, 'step')}")
     for note in recorded.notes:
         click.echo(note)
     if check.difference is None:

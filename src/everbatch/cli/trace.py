@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from everbatch.base.errors import ConfigError
-from everbatch.base.units import NS_PER_S
+from everbatch.base.units import NS_PER_S, counted
 from everbatch.cli.output_files import OutputFiles
 from everbatch.workload.traces.formats import FORMATS, Trace, open_trace
 from everbatch.workload.traces.rows import TraceRow
@@ -146,7 +146,7 @@ def convert(
         for number, row in _watched(trace, selection.rows(trace)):
             writer.write(number, row)
         files.commit()
-    _tell(f"{trace.title}: {writer.num_rows:,} rows are in {output}, format {to}")
+    _tell(f"{trace.title}: {counted(writer.num_rows, 'row')} in {output}, format {to}")
     for note in told(trace.remarks):
         _tell(note)
     for what, count in writer.lost.items():

@@ -8,6 +8,7 @@ from math import isclose
 from typing import Any
 
 from everbatch.base.errors import ConfigError
+from everbatch.base.units import counted
 from everbatch.sim.summary import Summary
 
 FIGURES = (
@@ -130,7 +131,7 @@ def _obstacles(a: Summary, b: Summary) -> list[Difference]:
 
 def _arrivals(summary: Summary) -> str:
     workload = summary["workload"]
-    return f"{workload['num_requests']:,} requests ({workload['digest'][:8]})"
+    return f"{counted(workload['num_requests'], 'request')} ({workload['digest'][:8]})"
 
 
 def _config(a: Summary, b: Summary) -> list[Difference]:

@@ -5,6 +5,7 @@ with the numbers instead of spinning. Called by the run loop.
 """
 
 from everbatch.base.errors import EverbatchError
+from everbatch.base.units import counted
 from everbatch.scheduler.scheduler import Scheduler
 from everbatch.workload.times import TimeUnit
 
@@ -27,9 +28,10 @@ def no_progress(
     config, pool = scheduler.config, scheduler.state.pool
     calls = f" after {num_deferred_calls:,} preemptions in a row" if num_deferred_calls else ""
     return NoProgress(
-        f"no progress at {place}{calls}: none of {len(requests):,} requests can run: "
-        f"{'; '.join(told)} (budgets: {config.max_num_seqs:,} slots, "
-        f"{config.max_num_batched_tokens:,} tokens a step, {pool.num_blocks:,} KV blocks of which "
+        f"no progress at {place}{calls}: none of {counted(len(requests), 'request')} can run: "
+        f"{'; '.join(told)} (budgets: {counted(config.max_num_seqs, 'slot')}, "
+        f"{counted(config.max_num_batched_tokens, 'token')} a step, "
+        f"{counted(pool.num_blocks, 'KV block')} of which "
         f"{pool.num_allocatable:,} are free or cached)"
     )
 

@@ -120,7 +120,7 @@ def test_plain_rows_of_azure_are_exact_and_named_by_their_row(tmp_path):
 
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[1] == '{"arrival_s":4.314579,"prompt_tokens":396,"output_tokens":109,"id":"1"}'
-    assert "24 rows are in" in said
+    assert "24 rows in" in said
     assert figures(path)["span_s"] == figures(AZURE)["span_s"]
 
 

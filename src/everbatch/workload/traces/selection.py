@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from everbatch.base.errors import ConfigError
-from everbatch.base.units import NS_PER_S
+from everbatch.base.units import NS_PER_S, counted
 from everbatch.workload.random_draws import stream
 from everbatch.workload.traces.formats import Trace
 from everbatch.workload.traces.rows import TraceRow
@@ -116,7 +116,7 @@ class Selection:
         if self.sample != 1:
             parts.append(f"a sample of {self.sample:g}")
         if self.limit is not None:
-            parts.append(f"at most {self.limit:,} rows")
+            parts.append(f"at most {counted(self.limit, 'row')}")
         return ", ".join(parts)
 
 
