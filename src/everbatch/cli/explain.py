@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +18,7 @@ import click
 from everbatch import __version__
 from everbatch.base.errors import ConfigError, EventLogError, EverbatchError
 from everbatch.base.units import counted
+from everbatch.cli.folded import echo_folded
 from everbatch.cli.server_url import base_url, is_server
 from everbatch.diagnose.explain import Explanation, explain
 from everbatch.diagnose.life import Life
@@ -248,7 +247,7 @@ def _show_overview(source: str, found: Overview, worst: int | None, as_json: boo
     teller = Teller(found.header["config"], found.ruler)
     if worst is None:
         for line in _overview_lines(source, found):
-            _echo_folded(line)
+            echo_folded(line)
     names = [name for name, ranked in rankings.items() if ranked]
     if not names:
         click.echo("nobody waited and nobody was preempted")
@@ -257,7 +256,7 @@ def _show_overview(source: str, found: Overview, worst: int | None, as_json: boo
         width = max(len(totals.id) for totals in rankings[name])
         for totals in rankings[name]:
             figure = _ranked_by(name, teller, found, totals)
-            _echo_folded(f"  {totals.id.ljust(width)}  {figure}, {totals.end or NO_END}")
+            echo_folded(f"  {totals.id.ljust(width)}  {figure}, {totals.end or NO_END}")
     asked = next((rankings[name][0].id for name in names), next(iter(found.totals), None))
     if asked is not None:
         click.echo(f"\nask: everbatch explain {shlex.quote(source)} {shlex.quote(asked)}")
@@ -339,21 +338,6 @@ def _counts(counts: dict[str, int]) -> str:
 def _print_json(source: str, facts: dict[str, Any]) -> None:
     told = {"everbatch": __version__, "source": source, **facts}
     click.echo(json.dumps(told, indent=2, ensure_ascii=False))
-
-
-def _echo_folded(line: str) -> None:
-    """Print a line; on a terminal that is too narrow for it, what follows is indented."""
-    width = get_terminal_size().columns
-    if sys.stdout.isatty() and len(line) > width:
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
-        line = fill(
-            line,
-            width,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    click.echo(line)
 
 
 def _tell(message: str) -> None:

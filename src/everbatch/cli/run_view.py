@@ -77,8 +77,10 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
 def _print_timeline(timeline: SlotHistory, steps: int, slots: int, console: Console) -> None:
     console.print()
     is_unicode = console.encoding.lower().startswith("utf")
-    for line in draw_timeline(timeline, steps, console.width, unicode=is_unicode):
-        console.print(line, soft_wrap=True)
+    *rows, legend = draw_timeline(timeline, steps, console.width, unicode=is_unicode)
+    for row in rows:
+        console.print(row, soft_wrap=True)
+    console.print(legend)
     if slots > timeline.num_slots:
         console.print(f"({counted(slots - timeline.num_slots, 'more slot')})")
 

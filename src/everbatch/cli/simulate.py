@@ -12,6 +12,7 @@ import click
 
 from everbatch import __version__
 from everbatch.base.fields import MAX_INTEGER
+from everbatch.cli.folded import echo_folded
 from everbatch.cli.output_files import OutputFiles
 from everbatch.cli.run_progress import run_progress
 from everbatch.sim.progress import NoProgress
@@ -161,7 +162,7 @@ def _list_builtin() -> None:
     width = max(map(len, names))
     click.echo("Built-in scenarios (everbatch simulate NAME):\n")
     for name in names:
-        click.echo(f"  {name.ljust(width)}  {builtin_summary(name)}")
+        echo_folded(f"  {name.ljust(width)}  {builtin_summary(name)}")
     click.echo(
         "\n`everbatch scenario new > my.toml` writes a scenario to begin with, `everbatch scenario "
         "show NAME`\nprints a built-in one."
