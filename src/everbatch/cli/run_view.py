@@ -210,8 +210,9 @@ def _latencies(summary: Summary) -> Table:
 
 def _horizons(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    after = "after step" if summary["duration_s"] is None else "after seconds"
-    for name in (after, "useful tokens", "slot iterations", "occupancy", "masked", "empty"):
+    # Each row is another run, which stops there: its point may lie beyond this one's end.
+    horizon = "horizon" if summary["duration_s"] is None else "horizon, s"
+    for name in (horizon, "useful tokens", "slot iterations", "occupancy", "masked", "empty"):
         table.add_column(name, justify="right")
     for point, figures in summary["horizons"].items():
         table.add_row(
