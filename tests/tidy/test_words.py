@@ -1,5 +1,7 @@
-"""The repository speaks of itself alone: no path of a machine it was made on, no package mirror, no rule by
-its number in a text that is not here."""
+"""The repository speaks of itself alone: no path of a machine it was made on, no package mirror.
+
+Nor does it name a rule by the number that it has in another document.
+"""
 
 import re
 from collections.abc import Callable
