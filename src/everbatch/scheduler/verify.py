@@ -24,13 +24,20 @@ def verify_scheduler(scheduler: Scheduler) -> None:
         _verify_counters(scheduler, request)
     holders = [request for request in state.slots if request is not None]
     # I4: the sequence budget counts every holder of a slot.
+    num_holders, num_free, num_masked = len(holders), len(state.free_slots), len(state.masked)
     check(
-        len(holders) == state.num_running
-        and len(holders) + len(state.free_slots) + len(state.masked) == len(state.slots),
+        num_holders == state.num_running,
         "slots and running requests do not agree",
-        holders=len(holders),
+        holders=num_holders,
         running=state.num_running,
-        free=len(state.free_slots),
+    )
+    check(
+        num_holders + num_free + num_masked == len(state.slots),
+        "held, free and masked slots are not all slots",
+        holders=num_holders,
+        free=num_free,
+        masked=num_masked,
+        all=len(state.slots),
     )
     for slot, holder in enumerate(state.slots):
         check(holder is None or holder.slot == slot, "a request is not in its slot", slot=slot)
@@ -44,29 +51,39 @@ def verify_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     config = scheduler.config
     # I5: query tokens, counted from what the plan grants.
     granted = plan.num_decodes + sum(chunk.count for chunk in plan.chunks)
+    budget = config.max_num_batched_tokens
     check(
-        plan.num_tokens == granted and 0 < granted <= config.max_num_batched_tokens,
-        "a plan breaks the token budget",
+        plan.num_tokens == granted,
+        "a plan claims other tokens than it grants",
         granted=granted,
         claimed=plan.num_tokens,
-        budget=config.max_num_batched_tokens,
     )
+    check(granted > 0, "a plan grants no token", granted=granted)
+    check(granted <= budget, "a plan breaks the token budget", granted=granted, budget=budget)
     # I6: nobody is granted two things.
     slots = [*(chunk.slot for chunk in plan.chunks), *plan.joined]
     check(len(set(slots)) == len(slots), "a plan names a slot twice", slots=slots)
+    released = set(plan.released)
+    check(len(released) == len(plan.released), "a plan releases a slot twice", slots=plan.released)
     check(
-        len(set(plan.released)) == len(plan.released) and set(plan.preempted) <= set(plan.released),
-        "a plan releases a slot twice, or keeps the tokens of one that is not released",
+        set(plan.preempted) <= released,
+        "a plan keeps the tokens of a slot that is not released",
         released=plan.released,
         preempted=plan.preempted,
     )
     members = {request.slot for request in scheduler.state.decodes}
-    decodes = (members - set(plan.left) - set(plan.released)) | set(plan.joined)
+    decodes = (members - set(plan.left) - released) | set(plan.joined)
     check(
-        len(decodes) == plan.num_decodes and not decodes & {chunk.slot for chunk in plan.chunks},
+        len(decodes) == plan.num_decodes,
         "a plan's decode set is not the one before, less who left, plus who joined",
         decodes=sorted(slot for slot in decodes if slot is not None),
         claimed=plan.num_decodes,
+    )
+    reading = {chunk.slot for chunk in plan.chunks}
+    check(
+        not decodes & reading,
+        "a plan lets a slot decode and read a prompt",
+        reading=sorted(reading),
     )
     _verify_blocks(scheduler, plan)
     _verify_slots(scheduler, plan)
@@ -85,7 +102,8 @@ def _verify_blocks(scheduler: Scheduler, plan: StepPlan) -> None:
     # Copies come after swaps, in their order; a source may be written again by what comes later.
     written = [block for _, block in plan.swap_in]
     for _, source, copy in plan.copies:
-        check(source != copy and source not in written, "a copy reads a new block", block=source)
+        check(source != copy, "a block is copied onto itself", block=source)
+        check(source not in written, "a copy reads a new block", block=source)
         written.append(copy)
     targets = [host_block for _, host_block in plan.swap_out]
     if targets or plan.swap_in:
@@ -158,12 +176,17 @@ def _verify_place(scheduler: Scheduler, request: Request) -> None:
     waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
     waits_with_leader = request.is_follower and waits
     check(
-        num_places == int(not waits_with_leader)
-        and (waits_with_leader or places.get(request.status, False)),
-        "a request is not in exactly the place of its status",
+        num_places == int(not waits_with_leader),
+        "a request is not in exactly one place",
         id=request.id,
         status=request.status,
         places=num_places,
+    )
+    check(
+        waits_with_leader or places.get(request.status, False),
+        "a request is not in the place of its status",
+        id=request.id,
+        status=request.status,
     )
     check(
         request.group is None
