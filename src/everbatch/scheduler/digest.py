@@ -23,7 +23,7 @@ def state_digest(scheduler: Scheduler) -> str:
         sorted((at, number) for at, number, request in state.deadlines if request.unserved()),
         [_group_facts(group) for group in state.groups.values()],
         [_request_facts(scheduler, request) for request in state.requests.values()],
-        [r.id for r in state.policy.queue.in_order(state.decodes.num_steps, lambda _: 0)],
+        [r.id for r in state.policy.queue.in_order(state.decodes.num_steps)],
         [request.id for request in state.prefilling],
         [request.id for request in state.decodes],
         sorted(request.id for request in state.idle_decodes),

@@ -36,15 +36,15 @@ def make_policy(config: SchedulerConfig, decodes: DecodeSet, ledger: TenantLedge
         case "priority":
             return Priority()
         case "srpt":
-            return ShortestRemaining(decodes)
+            return Srpt(decodes)
         case "vtc":
             assert ledger is not None
-            return FairShares(ledger, decodes)
-        case _:
-            return FirstCome()
+            return Vtc(ledger, decodes)
+        case "fcfs":
+            return Fcfs()
 
 
-class FirstCome:
+class Fcfs:
     """fcfs: in order of arrival."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class AgedPriority:
         return value, request.arrival_number, request.sample
 
 
-class ShortestRemaining:
+class Srpt:
     """srpt: least prompt left to compute plus outputs left to emit, at most, first.
 
     Who waits makes no progress, so the key holds while it waits.
@@ -98,7 +98,7 @@ class ShortestRemaining:
         return max(0, to_compute) + to_emit
 
 
-class FairShares:
+class Vtc:
     """vtc: the first request of the tenant that was served least."""
 
     def __init__(self, ledger: TenantLedger, decodes: DecodeSet) -> None:

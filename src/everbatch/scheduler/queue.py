@@ -25,6 +25,10 @@ Granted = Callable[[Request], int]
 """The prompt tokens that the plan under way gives a request."""
 
 
+def _nothing(request: Request) -> int:
+    return 0
+
+
 class WaitingQueue(Protocol):
     """What the planner needs of a queue. `step`: the number of completed steps."""
 
@@ -39,7 +43,7 @@ class WaitingQueue(Protocol):
         """Take out a request that is in it."""
         ...
 
-    def in_order(self, step: int, granted: Granted) -> Iterator[Request]:
+    def in_order(self, step: int, granted: Granted = _nothing) -> Iterator[Request]:
         """Go through the waiting requests, the next one first, changing nothing.
 
         A request that was yielded may have been granted tokens when the next one is asked for.
@@ -108,7 +112,7 @@ class SortedQueue:
         else:
             del self._runs[index], self._lasts[index]
 
-    def in_order(self, step: int, granted: Granted) -> Iterator[Request]:
+    def in_order(self, step: int, granted: Granted = _nothing) -> Iterator[Request]:
         return (request for _, request in self.entries())
 
     def peek(self, step: int) -> Request | None:
@@ -157,7 +161,7 @@ class AgingQueue:
         if not len(queue):
             del self._by_remainder[remainder]
 
-    def in_order(self, step: int, granted: Granted) -> Iterator[Request]:
+    def in_order(self, step: int, granted: Granted = _nothing) -> Iterator[Request]:
         lines = [
             self._shifted(queue.entries(), self._shift(remainder, step))
             for remainder, queue in self._by_remainder.items()
@@ -165,7 +169,7 @@ class AgingQueue:
         return (request for _, request in merge(*lines, key=_key_of))
 
     def peek(self, step: int) -> Request | None:
-        return next(self.in_order(step, _nothing), None)
+        return next(self.in_order(step), None)
 
     def _static_key(self, request: Request) -> int:
         return request.priority + request.arrival_step // self._aging_steps
@@ -212,7 +216,7 @@ class TenantQueue:
         if not len(line):
             del self._lines[request.tenant]
 
-    def in_order(self, step: int, granted: Granted) -> Iterator[Request]:
+    def in_order(self, step: int, granted: Granted = _nothing) -> Iterator[Request]:
         heads: list[tuple[float, int, str, Request, Iterator[_Entry]]] = []
         for tenant, line in self._lines.items():
             entries = line.entries()
@@ -231,7 +235,7 @@ class TenantQueue:
             heapreplace(heads, (service, arrival, tenant, successor, entries))
 
     def peek(self, step: int) -> Request | None:
-        return next(self.in_order(step, _nothing), None)
+        return next(self.in_order(step), None)
 
 
 def _key_of(entry: _Entry) -> Key:
@@ -239,8 +243,4 @@ def _key_of(entry: _Entry) -> Key:
 
 
 def _first_come(request: Request) -> int:
-    return 0
-
-
-def _nothing(request: Request) -> int:
     return 0
