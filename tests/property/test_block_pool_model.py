@@ -127,8 +127,10 @@ class PoolMachine(RuleBasedStateMachine):
             # Only equal texts are hit, whatever the hashes.
             assert self.model.content[block] == reader.prefix(index)
         new = -(-len(tokens) // BLOCK_SIZE) - len(hits)
-        assert self.pool.num_unread(hits) == sum(b not in self.model.readers for b in hits)
-        if new > self.pool.num_allocatable - self.pool.num_unread(hits):
+        num_unread = sum(block not in self.model.readers for block in hits)
+        available = self.pool.num_allocatable_beside(hits)
+        assert available == self.pool.num_allocatable - num_unread
+        if new > available:
             return
         self.pool.acquire(hits, chain)
         for block in hits:

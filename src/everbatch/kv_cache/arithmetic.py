@@ -11,11 +11,22 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return div_ceil(num_tokens, block_size)
 
 
-def blocks_for_life(num_prompt_tokens: int, max_tokens: int, block_size: int) -> int:
-    """Give the most blocks a request can ever hold at once.
+def blocks_of_samples(num_each: int, num_shared: int, num_samples: int) -> int:
+    """Give the blocks of samples of one prompt, each of which reads `num_each`.
+
+    num_shared: the full blocks of the prompt. They are there once, all others once a sample.
+    """
+    return num_shared + num_samples * (num_each - num_shared)
+
+
+def blocks_for_life(
+    num_prompt_tokens: int, max_tokens: int, block_size: int, num_samples: int = 1
+) -> int:
+    """Give the most blocks that a request, in so many samples, can ever hold at once.
 
     The last output is never consumed, so it has no KV entry and needs no place.
     """
     assert num_prompt_tokens > 0
     assert max_tokens > 0
-    return blocks_for(num_prompt_tokens + max_tokens - 1, block_size)
+    num_each = blocks_for(num_prompt_tokens + max_tokens - 1, block_size)
+    return blocks_of_samples(num_each, num_prompt_tokens // block_size, num_samples)

@@ -25,10 +25,11 @@ from everbatch.kv_cache.lru_list import LruList
 
 
 class CachedContent(NamedTuple):
-    """What an indexed block holds, and the entry of the prefix before it."""
+    """What an indexed block holds, and what comes before it."""
 
     entry: int
-    parent_entry: int
+    parent: int | bytes
+    """The entry of the prefix before it; for a first block the digest of its salt."""
     content: BlockContent
 
 
@@ -108,21 +109,21 @@ class BlockPool:
         too, so that a collision of hashes can never mix two texts.
         """
         blocks: list[int] = []
-        parent = self._root_of(chain)
+        parent: int | bytes = chain.salt_digest
         for content in chain.contents[:max_blocks]:
             block = self._index.get(content.digest)
             if block is None:
                 break
             cached = self._contents[block]
-            if cached.parent_entry != parent or cached.content.tokens != content.tokens:
+            if cached.parent != parent or cached.content.tokens != content.tokens:
                 break
             blocks.append(block)
             parent = cached.entry
         return blocks
 
-    def num_unread(self, blocks: Sequence[int]) -> int:
-        """Count those of `blocks` that nobody reads: acquiring them uses up allocatable blocks."""
-        return sum(self._ref_counts[block] == 0 for block in blocks)
+    def num_allocatable_beside(self, blocks: Sequence[int]) -> int:
+        """Count the allocatable blocks that are left if somebody acquires `blocks` as well."""
+        return self.num_allocatable - sum(self._ref_counts[block] == 0 for block in blocks)
 
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
@@ -173,12 +174,12 @@ class BlockPool:
         assert index >= len(entries)
         if index > len(entries):
             return
-        parent = entries[-1] if entries else self._root_of(chain)
+        parent = entries[-1] if entries else chain.salt_digest
         content = chain.contents[index]
         holder = self._index.get(content.digest)
         if holder is not None:
             known = self._contents[holder]
-            if known.parent_entry == parent and known.content.tokens == content.tokens:
+            if known.parent == parent and known.content.tokens == content.tokens:
                 entries.append(known.entry)
                 self._note(self._undo_entry, chain)
             return
@@ -220,13 +221,6 @@ class BlockPool:
             tuple((block, self._contents[block]) for block in sorted(self._contents)),
             self._next_entry,
         )
-
-    def _root_of(self, chain: ContentChain) -> int:
-        """Give a parent entry for first blocks that no other salt has.
-
-        The salt's digest is read as a negative number, so it cannot equal an entry.
-        """
-        return -1 - int.from_bytes(chain.salt_digest, "little")
 
     def _evict(self) -> int:
         """Take the cached block that was released longest ago and drop its content."""

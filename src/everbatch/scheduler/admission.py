@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from everbatch.base.units import div_ceil
-from everbatch.kv_cache.arithmetic import blocks_for, blocks_for_life
+from everbatch.kv_cache.arithmetic import blocks_for, blocks_for_life, blocks_of_samples
 from everbatch.scheduler.config import SchedulerConfig
 
 
@@ -41,8 +40,8 @@ def most_output_tokens(
 ) -> int:
     """Give the largest max_tokens with which a prompt is accepted; below 1 if there is none.
 
-    The last output is never consumed, so it needs no place in the pool. The full blocks of the
-    prompt are there once, what comes after them once a sample.
+    Solves blocks_for_life for max_tokens: the last output needs no place in the pool, and the full
+    blocks of the prompt are there once.
     """
     by_context = config.context_limit - num_prompt_tokens
     num_shared = num_prompt_tokens // config.block_size
@@ -70,9 +69,7 @@ def refusal(
             "n or raise --max-num-seqs"
         )
         return Rejection(RejectReason.SEQUENCE_BUDGET, message, num_samples, limit)
-    needed = blocks_for_life(num_prompt_tokens, max_tokens, config.block_size)
-    # The full blocks of the prompt are there once, everything after them once a sample.
-    needed += (num_samples - 1) * (needed - num_prompt_tokens // config.block_size)
+    needed = blocks_for_life(num_prompt_tokens, max_tokens, config.block_size, num_samples)
     if needed > config.num_blocks:
         samples = f" in {num_samples:,} samples" if num_samples > 1 else ""
         message = (
@@ -116,7 +113,7 @@ def chunk_size(remaining: int, budget_left: int, config: SchedulerConfig) -> int
 
 def chunk_blocks(start: int, count: int, num_held: int, block_size: int) -> int:
     """Give the blocks to append so that tokens [start, start + count) have their places."""
-    return div_ceil(start + count, block_size) - num_held
+    return blocks_for(start + count, block_size) - num_held
 
 
 @dataclass(slots=True, frozen=True)
@@ -132,8 +129,8 @@ class Future:
 
     def blocks_after(self, steps: int, block_size: int) -> int:
         """Give the blocks held after so many steps more, if it has not ended by then."""
-        each = blocks_for(self.tokens + steps, block_size)
-        return each + (self.num_samples - 1) * (each - self.num_shared_blocks)
+        num_each = blocks_for(self.tokens + steps, block_size)
+        return blocks_of_samples(num_each, self.num_shared_blocks, self.num_samples)
 
 
 def peak_blocks(futures: Sequence[Future], block_size: int) -> int:

@@ -62,7 +62,7 @@ class SafeBackfill:
         budget_left = self._config.max_num_batched_tokens - draft.num_tokens
         if self._config.backfill == "none" or request.prefill_target > budget_left:
             return False
-        running = [self._describe(r) for r in self._holders(draft)]
+        running = [self._describe(r) for r in self._blocks.running(draft)]
         start = self._earliest_start(running, head, obstacle)
         candidate = self._describe(request)
         if candidate.steps_left <= start:
@@ -161,10 +161,6 @@ class SafeBackfill:
             sum(other.num_slots for other in running) <= self._config.max_num_batched_tokens
         )
         return tokens_fit and most <= self._config.num_blocks
-
-    def _holders(self, draft: Draft) -> list[Request]:
-        holders = [r for r in self._state.slots if r is not None and not r.is_follower]
-        return [*(r for r in holders if r not in draft.victims), *draft.admitted]
 
     def _describe(self, request: Request, *, is_reserved: bool = False) -> _Running:
         outputs = request.num_output_tokens + self._state.decodes.progress(request)

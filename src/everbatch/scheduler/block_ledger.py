@@ -10,7 +10,7 @@ from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft, Lack, Yield, YieldKind
 from everbatch.scheduler.plan import Deferral, DeferReason
 from everbatch.scheduler.policy import Policy
-from everbatch.scheduler.preemption import choose_victim, is_swap_cheaper
+from everbatch.scheduler.preemption import CostsOfWays, choose_victim, compare_ways
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.rights import blocks_of_life, held_blocks
 from everbatch.scheduler.state import SchedulerState
@@ -56,7 +56,7 @@ class BlockLedger:
         takes one holder's blocks away, so it ends.
         """
         while True:
-            blocks = self._allocate(draft, request, count)
+            blocks = self.take_spare(draft, request, count)
             if blocks is not None or self._config.preemption_trigger == "stall":
                 return blocks
             victim = choose_victim(
@@ -77,7 +77,18 @@ class BlockLedger:
 
     def take_spare(self, draft: Draft, request: Request, count: int) -> list[int] | None:
         """Take blocks if there are enough without preempting."""
-        return self._allocate(draft, request, count)
+        pool = self._state.pool
+        has_protected = self._state.protected or (draft.admitted and self._config.max_preemptions)
+        is_limited = bool(has_protected) and count > 0
+        if is_limited and count > pool.num_allocatable - self.entitled(draft, request):
+            return None
+        return pool.allocate(count)
+
+    def running(self, draft: Draft) -> list[Request]:
+        """Give those who run under the plan; samples that wait for their leader count with it."""
+        slots, victims = self._state.slots, draft.victims
+        staying = [r for r in slots if r is not None and not r.is_follower and r not in victims]
+        return [*staying, *draft.admitted]
 
     def holders(self, draft: Draft | None = None) -> list[Request]:
         """Give those who hold a slot and blocks and were not made to yield, in order of slots."""
@@ -137,14 +148,6 @@ class BlockLedger:
             spare -= self.entitled(draft, request)
         return max(0, needed - spare)
 
-    def _allocate(self, draft: Draft, request: Request, count: int) -> list[int] | None:
-        pool = self._state.pool
-        has_protected = self._state.protected or (draft.admitted and self._config.max_preemptions)
-        is_limited = bool(has_protected) and count > 0
-        if is_limited and count > pool.num_allocatable - self.entitled(draft, request):
-            return None
-        return pool.allocate(count)
-
     def _yield_blocks(self, draft: Draft, victim: Request, shortage: int) -> Yield:
         pool = self._state.pool
         given = draft.new_blocks.pop(victim, [])
@@ -157,18 +160,18 @@ class BlockLedger:
         if victim in self._state.tail_holders:
             pool.release(table)
             return Yield(YieldKind.RECOMPUTE, len(table))
-        swap = self._try_swap(victim, len(table))
+        costs = self._compare_ways(victim)
+        swap = self._try_swap(victim, len(table), costs)
         if swap is not None:
             pool.release(table)
             return swap
-        costs = self._costs(victim)
         if self._config.preemption_extent == "tail":
             return self._give_up_tail(victim, table, shortage, costs)
         pool.release(table)
-        return Yield(YieldKind.RECOMPUTE, len(table), costs_ns=costs)
+        return Yield(YieldKind.RECOMPUTE, len(table), costs=costs)
 
     def _give_up_tail(
-        self, victim: Request, table: list[int], shortage: int, costs: tuple[int, int] | None
+        self, victim: Request, table: list[int], shortage: int, costs: CostsOfWays | None
     ) -> Yield:
         """Free the fewest last blocks that cover the shortage, and keep the others."""
         pool, kept = self._state.pool, list(table)
@@ -180,10 +183,10 @@ class BlockLedger:
             pool.release([kept.pop()])
         num_freed = len(table) - len(kept)
         if not kept:
-            return Yield(YieldKind.RECOMPUTE, num_freed, costs_ns=costs)
-        return Yield(YieldKind.TAIL, num_freed, tuple(kept), costs_ns=costs)
+            return Yield(YieldKind.RECOMPUTE, num_freed, costs=costs)
+        return Yield(YieldKind.TAIL, num_freed, tuple(kept), costs=costs)
 
-    def _try_swap(self, victim: Request, num_freed: int) -> Yield | None:
+    def _try_swap(self, victim: Request, num_freed: int, costs: CostsOfWays | None) -> Yield | None:
         """Move all blocks to the host tier, if the mode says so and there is room.
 
         Only blocks with computed tokens are worth moving.
@@ -191,11 +194,9 @@ class BlockLedger:
         config = self._config
         if config.preemption_mode == "recompute":
             return None
-        num_tokens = self._state.decodes.computed_tokens(victim)
-        num_worth = blocks_for(num_tokens, config.block_size)
-        costs = self._costs(victim)
-        if costs is not None and not is_swap_cheaper(num_worth, num_tokens, config)[0]:
+        if costs is not None and not costs.is_swap_cheaper:
             return None
+        num_worth = blocks_for(self._state.decodes.computed_tokens(victim), config.block_size)
         if num_worth == 0 or self._state.host_pool is None:
             return None
         host_blocks = self._state.host_pool.allocate(num_worth)
@@ -203,11 +204,9 @@ class BlockLedger:
             return None
         # Swapping out comes first in a step: a shared tail still holds what is to be moved.
         pairs = tuple(zip(victim.block_table[:num_worth], host_blocks, strict=True))
-        return Yield(YieldKind.SWAP, num_freed, swap_out=pairs, costs_ns=costs)
+        return Yield(YieldKind.SWAP, num_freed, swap_out=pairs, costs=costs)
 
-    def _costs(self, victim: Request) -> tuple[int, int] | None:
+    def _compare_ways(self, victim: Request) -> CostsOfWays | None:
         if self._config.preemption_mode != "auto":
             return None
-        num_tokens = self._state.decodes.computed_tokens(victim)
-        num_blocks = blocks_for(num_tokens, self._config.block_size)
-        return is_swap_cheaper(num_blocks, num_tokens, self._config)[1]
+        return compare_ways(self._state.decodes.computed_tokens(victim), self._config)

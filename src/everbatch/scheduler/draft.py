@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from everbatch.scheduler.plan import Deferral, DeferReason
+from everbatch.scheduler.preemption import CostsOfWays
 from everbatch.scheduler.request import Request
 
 
@@ -46,8 +47,8 @@ class Yield:
     """The head of its table, for TAIL."""
     swap_out: tuple[tuple[int, int], ...] = ()
     """(device block, host block), for SWAP."""
-    costs_ns: tuple[int, int] | None = None
-    """(swap, recompute) as compared by preemption_mode auto."""
+    costs: CostsOfWays | None = None
+    """As compared by preemption_mode auto."""
     requester: Request | None = None
     """Who needed the blocks, `num_needed` of them; None: it yields because nobody could run."""
     num_needed: int = 0

@@ -105,6 +105,50 @@ class Endings:
         # Where it goes from here is the caller's to say; until then it holds its slot.
         state.idle_decodes[request] = None
 
+    def give_back_slot(self, request: Request, *, masked: bool) -> None:
+        """Take a request out of what runs, and its slot from it; a masked slot stays taken."""
+        state = self._state
+        state.idle_decodes.pop(request, None)
+        state.prefilling.pop(request, None)
+        state.following.pop(request, None)
+        state.protected.pop(request, None)
+        state.handed_over.pop(request, None)
+        if state.rights is not None:
+            state.rights.forget(request)
+        slot, request.slot = request.slot, None
+        if slot is None:
+            return
+        state.slots[slot] = None
+        state.released_slots.append(slot)
+        if masked:
+            state.masked[slot] = request.id
+        else:
+            heappush(state.free_slots, slot)
+
+    def release_blocks(self, request: Request) -> None:
+        """Take all its blocks from a request."""
+        self._state.pool.release(request.block_table)
+        if request.chain is not None:
+            self._state.pool.forget_entries(request.chain)
+        request.block_table = []
+
+    def release_host_blocks(self, request: Request) -> None:
+        if request.host_blocks:
+            assert self._state.host_pool is not None
+            self._state.host_pool.release(request.host_blocks)
+            request.host_blocks = []
+            pending = self._state.swapped_out
+            self._state.swapped_out = [entry for entry in pending if entry[0] is not request]
+
+    def register_full(self, request: Request, num_full: int) -> None:
+        """Index those of its first `num_full` blocks that were filled since the last call."""
+        chain = request.chain
+        assert chain is not None
+        if len(chain.contents) < num_full:
+            self._planner.read_blocks(request, num_full)
+        for index in range(len(chain.entries), num_full):
+            self._state.pool.register(chain, index, request.block_table[index])
+
     def _has_emitted(self, request: Request, draft: Draft) -> bool:
         """Whether the step under way sampled a token for a request."""
         if request in self._state.decodes:
@@ -189,26 +233,6 @@ class Endings:
             del state.groups[group.id]
             self._events.append(_group_finished(group, now_ns, state.decodes.num_steps))
 
-    def give_back_slot(self, request: Request, *, masked: bool) -> None:
-        """Take a request out of what runs, and its slot from it; a masked slot stays taken."""
-        state = self._state
-        state.idle_decodes.pop(request, None)
-        state.prefilling.pop(request, None)
-        state.following.pop(request, None)
-        state.protected.pop(request, None)
-        state.handed_over.pop(request, None)
-        if state.rights is not None:
-            state.rights.forget(request)
-        slot, request.slot = request.slot, None
-        if slot is None:
-            return
-        state.slots[slot] = None
-        state.released_slots.append(slot)
-        if masked:
-            state.masked[slot] = request.id
-        else:
-            heappush(state.free_slots, slot)
-
     def _unmask(self) -> None:
         """Empty the masked slots once the last member of a static batch has ended."""
         state = self._state
@@ -218,30 +242,6 @@ class Endings:
                 if slot not in state.released_slots:
                     state.released_slots.append(slot)
             state.masked.clear()
-
-    def release_blocks(self, request: Request) -> None:
-        """Take all its blocks from a request."""
-        self._state.pool.release(request.block_table)
-        if request.chain is not None:
-            self._state.pool.forget_entries(request.chain)
-        request.block_table = []
-
-    def release_host_blocks(self, request: Request) -> None:
-        if request.host_blocks:
-            assert self._state.host_pool is not None
-            self._state.host_pool.release(request.host_blocks)
-            request.host_blocks = []
-            pending = self._state.swapped_out
-            self._state.swapped_out = [entry for entry in pending if entry[0] is not request]
-
-    def register_full(self, request: Request, num_full: int) -> None:
-        """Index those of its first `num_full` blocks that were filled since the last call."""
-        chain = request.chain
-        assert chain is not None
-        if len(chain.contents) < num_full:
-            self._planner.read_blocks(request, num_full)
-        for index in range(len(chain.entries), num_full):
-            self._state.pool.register(chain, index, request.block_table[index])
 
 
 def _group_finished(group: SampleGroup, now_ns: int, step: int) -> Finished:

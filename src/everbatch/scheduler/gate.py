@@ -16,24 +16,6 @@ from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
 
 
-def future_of(request: Request, decodes: DecodeSet) -> Future:
-    """Foresee a request whose prompt or history is read, if it is not yet, by the next step.
-
-    A prompt emits the first output in that step; a history nothing, so it takes one step more.
-    """
-    num_outputs = request.num_output_tokens + decodes.progress(request)
-    restores = request.is_rebuilding and request.num_computed_tokens < request.prefill_target
-    steps_left = request.max_tokens - num_outputs + int(restores)
-    # The last output is never consumed.
-    last_tokens = request.num_prompt_tokens + request.max_tokens - 1
-    return Future(
-        tokens=last_tokens - steps_left,
-        steps_left=steps_left,
-        num_samples=request.num_slots,
-        num_shared_blocks=request.num_prompt_tokens // decodes.block_size,
-    )
-
-
 class AdmissionGate:
     """The option `admission`, in blocks (docs/scheduling.md, Admission)."""
 
@@ -78,29 +60,46 @@ class AdmissionGate:
             )
         return gate
 
-    def _peak(self, draft: Draft, request: Request, num_held: int) -> int:
-        """Give what must be allocatable now so that the largest future sum fits the pool."""
-        others = [r for r in self._state.slots if r is not None and not r.is_follower]
-        running = [*(r for r in others if r not in draft.victims), *draft.admitted]
-        futures = [future_of(other, self._state.decodes) for other in (*running, request)]
-        peak = peak_blocks(futures, self._config.block_size)
-        held_now = sum(self._blocks.held(draft, other) for other in running)
-        return peak - held_now - num_held
-
     def available(self, draft: Draft, hits: Sequence[int]) -> int:
         """Count the blocks that an admission may use, the hits it reads not among them."""
-        available = self._pool.num_allocatable - self._pool.num_unread(hits)
-        if self.counts_rights:
-            available -= self._blocks.entitled(draft)
-        return max(0, available)
+        return max(0, self._unclaimed(draft, hits))
 
     def missing(self, draft: Draft, request: Request, hits: Sequence[int], chunk_need: int) -> int:
         """Count the blocks that an admission lacks, those that others have a right to included."""
         num_held = len(request.block_table) + len(hits)
         if self._config.batching == "static":
-            available = self._pool.num_allocatable - self._pool.num_unread(hits)
+            available = self._pool.num_allocatable_beside(hits)
             return max(0, self.whole_life(draft, request, num_held) - available)
-        available = self._pool.num_allocatable - self._pool.num_unread(hits)
-        if self.counts_rights:
-            available -= self._blocks.entitled(draft)
-        return max(0, self.needed(draft, request, num_held, chunk_need) - available)
+        needed = self.needed(draft, request, num_held, chunk_need)
+        return max(0, needed - self._unclaimed(draft, hits))
+
+    def _unclaimed(self, draft: Draft, hits: Sequence[int]) -> int:
+        """Count the allocatable blocks less those others have a right to; below 0: too few."""
+        unclaimed = self._pool.num_allocatable_beside(hits)
+        return unclaimed - self._blocks.entitled(draft) if self.counts_rights else unclaimed
+
+    def _peak(self, draft: Draft, request: Request, num_held: int) -> int:
+        """Give what must be allocatable now so that the largest future sum fits the pool."""
+        running = self._blocks.running(draft)
+        futures = [future_of(other, self._state.decodes) for other in (*running, request)]
+        peak = peak_blocks(futures, self._config.block_size)
+        held_now = sum(self._blocks.held(draft, other) for other in running)
+        return peak - held_now - num_held
+
+
+def future_of(request: Request, decodes: DecodeSet) -> Future:
+    """Foresee a request whose prompt or history is read, if it is not yet, by the next step.
+
+    A prompt emits the first output in that step; a history nothing, so it takes one step more.
+    """
+    num_outputs = request.num_output_tokens + decodes.progress(request)
+    restores = request.is_rebuilding and request.num_computed_tokens < request.prefill_target
+    steps_left = request.max_tokens - num_outputs + int(restores)
+    # The last output is never consumed.
+    last_tokens = request.num_prompt_tokens + request.max_tokens - 1
+    return Future(
+        tokens=last_tokens - steps_left,
+        steps_left=steps_left,
+        num_samples=request.num_slots,
+        num_shared_blocks=request.num_prompt_tokens // decodes.block_size,
+    )

@@ -84,7 +84,7 @@ class Lifecycle:
             request.max_computed_tokens = max(stop, request.max_computed_tokens)
             request.num_computed_tokens = stop
             request.last_served_step = plan.step
-            self._deferrals.note_served(request)
+            self._deferrals.forget(request)
             if self._state.ledger is not None:
                 self._state.ledger.charge_prompt(request.tenant, chunk.count - again)
             if chunk.completes:
@@ -144,7 +144,6 @@ class Lifecycle:
             member.move_to(RequestStatus.PREEMPTED)
         request.block_table = list(way.kept_blocks)
         request.num_preemptions += 1
-        swap_ns, recompute_ns = way.costs_ns or (None, None)
         self._events.append(
             Preempted(
                 t=now_ns,
@@ -154,8 +153,8 @@ class Lifecycle:
                 computed_tokens=computed,
                 blocks=way.num_freed,
                 way=way.kind.value,
-                swap_ns=swap_ns,
-                recompute_ns=recompute_ns,
+                swap_ns=None if way.costs is None else way.costs.swap_ns,
+                recompute_ns=None if way.costs is None else way.costs.recompute_ns,
                 requester=_requester(way),
                 needed=way.num_needed,
             )
@@ -171,7 +170,7 @@ class Lifecycle:
                 request.num_computed_tokens = 0
                 for member in [request, *request.followers]:
                     member.move_to(RequestStatus.WAITING)
-        self._deferrals.note_served(request)
+        self._deferrals.forget(request)
         self.enqueue(request)
 
     def drop_host_copies(self, now_ns: int) -> None:
@@ -254,7 +253,7 @@ class Lifecycle:
         state.decodes.join(request)
         if state.ledger is not None:
             state.ledger.change_decoding(request.tenant, 1, state.decodes.num_steps)
-        self._deferrals.note_served(request)
+        self._deferrals.forget(request)
 
     def _fork(self, leader: Request) -> None:
         """Let the samples of a request go their own ways: they read the same blocks from now on."""

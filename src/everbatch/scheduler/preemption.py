@@ -4,12 +4,26 @@ Pure choice among holders. Called by the block ledger and by the scheduler.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from everbatch.kv_cache.arithmetic import blocks_for
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.policy import Rank
 from everbatch.scheduler.request import Request
 
 ComputedTokens = Callable[[Request], int]
+
+
+@dataclass(slots=True, frozen=True)
+class CostsOfWays:
+    """What preempting one request takes, in either way, until it is where it was."""
+
+    swap_ns: int
+    recompute_ns: int
+
+    @property
+    def is_swap_cheaper(self) -> bool:
+        return self.swap_ns < self.recompute_ns
 
 
 def is_protected(request: Request, config: SchedulerConfig) -> bool:
@@ -42,20 +56,19 @@ def choose_victim(
             return min(candidates, key=lambda r: (computed_tokens(r), -r.arrival_number, -r.sample))
         case "largest":
             return max(candidates, key=lambda r: (len(r.block_table), r.arrival_number, r.sample))
-        case _:
+        case "newest":
             return max(candidates, key=lambda r: (r.arrival_number, r.sample))
 
 
-def is_swap_cheaper(
-    num_blocks: int, num_tokens: int, config: SchedulerConfig
-) -> tuple[bool, tuple[int, int]]:
-    """Compare moving blocks out and back in with computing their tokens again.
+def compare_ways(num_tokens: int, config: SchedulerConfig) -> CostsOfWays:
+    """Reckon what moving computed tokens out and back in takes, and what computing them again.
 
-    Gives also both costs in nanoseconds. Source: PagedAttention, section 7.3 (the better of the
-    two depends on the block size, the link and the device).
+    Source: PagedAttention, section 7.3 (the better of the two depends on the block size, the link
+    and the device).
     """
     costs = config.preemption_costs
     assert costs is not None
-    swap_ns = num_blocks * costs.swap_ns_per_block
-    recompute_ns = num_tokens * costs.recompute_ns_per_token
-    return swap_ns < recompute_ns, (swap_ns, recompute_ns)
+    return CostsOfWays(
+        swap_ns=blocks_for(num_tokens, config.block_size) * costs.swap_ns_per_block,
+        recompute_ns=num_tokens * costs.recompute_ns_per_token,
+    )

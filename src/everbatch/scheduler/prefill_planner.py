@@ -50,7 +50,7 @@ class PrefillPlanner:
                 remaining = request.prefill_target - request.num_computed_tokens
                 usable += chunk_size(remaining, tokens, self._config)
         slots_left = self._slots_for_queue()
-        for request in self._state.policy.queue.in_order(self._step, _nothing):
+        for request in self._state.policy.queue.in_order(self._step):
             # Nobody passes a rebuild, which may not use the share: behind it there is no use.
             if usable >= tokens or slots_left < request.num_slots or request.is_rebuilding:
                 break
@@ -58,15 +58,6 @@ class PrefillPlanner:
             remaining = request.prefill_target - request.num_computed_tokens
             usable += chunk_size(remaining, tokens, self._config)
         return min(usable, tokens)
-
-    def _slots_for_queue(self) -> int:
-        """Count the slots that the queue may take before a rebuild or a running batch ends."""
-        state = self._state
-        if self._config.batching == "static" and (state.num_running or state.masked):
-            return 0
-        if any(request.is_rebuilding for request in state.prefilling):
-            return 0
-        return len(state.free_slots)
 
     def aged_share(self) -> int:
         """Count the tokens that prompts can use which got none for prefill_aging_steps steps.
@@ -156,6 +147,15 @@ class PrefillPlanner:
     def _step(self) -> int:
         return self._state.decodes.num_steps
 
+    def _slots_for_queue(self) -> int:
+        """Count the slots that the queue may take before a rebuild or a running batch ends."""
+        state = self._state
+        if self._config.batching == "static" and (state.num_running or state.masked):
+            return 0
+        if any(request.is_rebuilding for request in state.prefilling):
+            return 0
+        return len(state.free_slots)
+
     def _plan_chunk(self, draft: Draft, request: Request) -> None:
         """Let a prefill that has begun go on."""
         start = request.num_computed_tokens
@@ -238,7 +238,7 @@ class PrefillPlanner:
                 return
             hits = self._find_prefix(request)
             gate = self._gate.whole_life(draft, request, len(hits))
-            available = self._pool.num_allocatable - self._pool.num_unread(hits)
+            available = self._pool.num_allocatable_beside(hits)
             if gate > available:
                 self._defer(draft, request, Deferral(DeferReason.KV_BUDGET, gate, available))
                 return
@@ -372,7 +372,3 @@ class PrefillPlanner:
 def _granted(draft: Draft, request: Request) -> int:
     chunk = draft.chunks.get(request)
     return chunk.count if chunk is not None else 0
-
-
-def _nothing(request: Request) -> int:
-    return 0

@@ -42,12 +42,8 @@ class DeferralLog:
         self.current.pop(request, None)
         self._newcomers.append(request)
 
-    def note_served(self, request: Request) -> None:
-        """A request got a token."""
-        self.current.pop(request, None)
-
     def forget(self, request: Request) -> None:
-        """A request has ended."""
+        """A request got a token, yielded, or has ended."""
         self.current.pop(request, None)
 
     def hand_over(self, request: Request, heir: Request, *, waits: bool) -> None:
@@ -89,7 +85,7 @@ class DeferralLog:
         """Go through those whose reason may be another one than before."""
         if everybody:
             step = self._state.decodes.num_steps
-            yield from self._state.policy.queue.in_order(step, lambda _: 0)
+            yield from self._state.policy.queue.in_order(step)
             return
         yield from self._newcomers
         if self._head is not None:

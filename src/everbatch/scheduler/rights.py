@@ -25,9 +25,8 @@ def held_blocks(draft: Draft, request: Request) -> int:
 
 def blocks_of_life(request: Request, block_size: int) -> int:
     """Count the blocks of a request's whole life; of all samples while they are one."""
-    blocks = blocks_for_life(request.num_prompt_tokens, request.max_tokens, block_size)
-    shared = request.num_prompt_tokens // block_size
-    return blocks + (request.num_slots - 1) * (blocks - shared)
+    num_prompt, num_samples = request.num_prompt_tokens, request.num_slots
+    return blocks_for_life(num_prompt, request.max_tokens, block_size, num_samples)
 
 
 class Rights:

@@ -116,11 +116,13 @@ def test_cached_blocks_are_revived_by_a_reader():
     chain = chain_of([1, 2, 3, 4])
     hits = pool.match(chain, 2)
 
-    assert pool.num_unread(hits) == 2
+    assert pool.num_allocatable == 2
+    assert pool.num_allocatable_beside(hits[:1]) == 1
+    assert pool.num_allocatable_beside(hits) == 0
 
     pool.acquire(hits, chain)
 
-    assert pool.num_unread(hits) == 0
+    assert pool.num_allocatable_beside(hits) == 0
     assert counts(pool) == (0, 0, 2)
     assert pool.allocate(1) is None
 
