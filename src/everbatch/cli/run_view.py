@@ -6,7 +6,7 @@ Belongs here: what stands where, and wording. Not here: computing (sim.summary).
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -46,7 +46,22 @@ def make_console() -> Console:
     """Give a console that takes ids and messages as they are, whatever the terminal can show."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    return Console(markup=False, highlight=False, emoji=False)
+    file = None if sys.stdout.isatty() else cast(TextIO, _Unpadded(sys.stdout))
+    return Console(file=file, markup=False, highlight=False, emoji=False)
+
+
+class _Unpadded:
+    """A file that gets its lines without the blanks to which tables are filled up."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        self._file.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def print_run(summary: Summary, timeline: SlotHistory, console: Console | None = None) -> None:

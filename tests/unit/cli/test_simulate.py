@@ -243,6 +243,7 @@ def test_the_table_shows_figures_timeline_and_requests():
     assert "slot 1 █1━━━━━━━━━━━━━━━━━━█5━" in answer.out
     assert "█ prefill" in answer.out
     assert max(map(len, answer.out.splitlines())) <= 80
+    assert [line for line in answer.out.splitlines() if line != line.rstrip()] == []
     assert "\x1b" not in answer.out
 
 
