@@ -247,7 +247,7 @@ async def test_prompt_larger_than_the_pool_is_refused_and_the_next_one_runs() ->
 
     assert error["code"] == "context_length_exceeded"
     assert filling.status_code == 200
-    _assert_refused(one_more, "--kv-cache-memory")
+    _assert_refused(one_more, "make the KV cache larger")
 
 
 @async_test

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from everbatch.base.units import counted
 from everbatch.kv_cache.arithmetic import blocks_for, blocks_for_life, blocks_of_samples
 from everbatch.scheduler.config import SchedulerConfig
+
+_LARGER_POOL = "make the KV cache larger (num_blocks)"
 
 
 class RejectReason(Enum):
@@ -59,31 +62,31 @@ def refusal(
     if max_tokens < 1:
         message = f"max_tokens is {max_tokens:,}, it must be at least 1"
         return Rejection(RejectReason.MAX_TOKENS, message, 1, max_tokens)
-    total = num_prompt_tokens + max_tokens
+    total, tokens = num_prompt_tokens + max_tokens, counted(num_prompt_tokens, "token")
     if total > config.context_limit:
         return _over_context(num_prompt_tokens, max_tokens, config)
     if num_samples > config.max_num_seqs:
         limit = config.max_num_seqs
         message = (
             f"n is {num_samples:,}, at most max_num_seqs {limit:,} samples can run at once: lower "
-            "n or raise --max-num-seqs"
+            "n or raise max_num_seqs"
         )
         return Rejection(RejectReason.SEQUENCE_BUDGET, message, num_samples, limit)
     needed = blocks_for_life(num_prompt_tokens, max_tokens, config.block_size, num_samples)
     if needed > config.num_blocks:
         samples = f" in {num_samples:,} samples" if num_samples > 1 else ""
         message = (
-            f"prompt of {num_prompt_tokens:,} tokens and max_tokens {max_tokens:,}{samples} need "
-            f"{needed:,} KV blocks of {config.block_size}, the pool has {config.num_blocks:,}: "
-            "shorten the prompt, lower max_tokens or raise --kv-cache-memory"
+            f"prompt of {tokens} and max_tokens {max_tokens:,}{samples} need {needed:,} KV blocks "
+            f"of {config.block_size}, the pool has {config.num_blocks:,}: "
+            f"shorten the prompt, lower max_tokens or {_LARGER_POOL}"
         )
         return Rejection(RejectReason.KV_POOL, message, needed, config.num_blocks)
     if not config.enable_chunked_prefill and num_prompt_tokens > config.max_num_batched_tokens:
         limit = config.max_num_batched_tokens
         message = (
-            f"prompt has {num_prompt_tokens:,} tokens, max_num_batched_tokens is {limit:,} and "
-            "chunked prefill is off: shorten it, raise --max-num-batched-tokens or use "
-            "--enable-chunked-prefill"
+            f"prompt has {tokens}, max_num_batched_tokens is {limit:,} and "
+            "chunked prefill is off: shorten it, raise max_num_batched_tokens or switch "
+            "enable_chunked_prefill on"
         )
         return Rejection(RejectReason.TOKEN_BUDGET, message, num_prompt_tokens, limit)
     return None
@@ -91,16 +94,20 @@ def refusal(
 
 def _over_context(num_prompt_tokens: int, max_tokens: int, config: SchedulerConfig) -> Rejection:
     limit = config.context_limit
+    tokens = counted(num_prompt_tokens, "token")
+    # Above what the pool holds the limit cannot be raised, whatever the model was made for.
+    is_of_the_pool = limit > config.num_blocks * config.block_size
+    way_out = _LARGER_POOL if is_of_the_pool else "raise max_model_len, if the model takes more"
     if num_prompt_tokens >= limit:
         message = (
-            f"prompt has {num_prompt_tokens:,} tokens, max_model_len is {limit:,} and at least one "
-            "token must be left for the output: shorten it or raise --max-model-len"
+            f"prompt has {tokens}, max_model_len is {limit:,} and at least one token must be left "
+            f"for the output: shorten it or {way_out}"
         )
         return Rejection(RejectReason.CONTEXT_LIMIT, message, num_prompt_tokens + 1, limit)
     message = (
-        f"prompt has {num_prompt_tokens:,} tokens and max_tokens is {max_tokens:,}, together more "
-        f"than max_model_len {limit:,}: shorten the prompt, lower max_tokens to "
-        f"{limit - num_prompt_tokens:,} or raise --max-model-len"
+        f"prompt has {tokens} and max_tokens is {max_tokens:,}, together more than max_model_len "
+        f"{limit:,}: shorten the prompt, lower max_tokens to {limit - num_prompt_tokens:,} or "
+        f"{way_out}"
     )
     return Rejection(RejectReason.CONTEXT_LIMIT, message, num_prompt_tokens + max_tokens, limit)
 
@@ -159,16 +166,17 @@ def queue_refusal(
     limit = config.max_queue_requests
     if limit and num_waiting + 1 > limit:
         message = (
-            f"{num_waiting:,} requests wait already, max_queue_requests is {limit:,}: try again "
-            "later or raise --max-queue-requests"
+            f"{counted(num_waiting, 'request')} waiting already, max_queue_requests is {limit:,}: "
+            "try again later or raise max_queue_requests"
         )
         return Rejection(RejectReason.QUEUE_FULL, message, num_waiting + 1, limit)
     limit = config.max_queue_tokens
     total = waiting_tokens + num_prompt_tokens
     if limit and total > limit:
         message = (
-            f"{waiting_tokens:,} prompt tokens wait already, with {num_prompt_tokens:,} more they "
-            f"exceed max_queue_tokens {limit:,}: try again later or raise --max-queue-tokens"
+            f"{counted(waiting_tokens, 'prompt token')} waiting already, with "
+            f"{num_prompt_tokens:,} more above max_queue_tokens {limit:,}: try again later or "
+            "raise max_queue_tokens"
         )
         return Rejection(RejectReason.QUEUE_FULL, message, total, limit)
     return None
@@ -179,7 +187,7 @@ def rate_refusal(tenant: str, num_recent: int, limit: int) -> Rejection | None:
     if not limit or num_recent < limit:
         return None
     message = (
-        f"tenant {tenant!r} sent {num_recent:,} requests in the last minute, its "
+        f"tenant {tenant!r} sent {counted(num_recent, 'request')} in the last minute, its "
         f"max_requests_per_minute is {limit:,}: try again later"
     )
     return Rejection(RejectReason.TENANT_RATE, message, num_recent + 1, limit)

@@ -51,7 +51,7 @@ def test_prompt_and_outputs_must_fit_the_context():
     assert "60" in rejection.message
     assert "41" in rejection.message
     assert "max_model_len 100" in rejection.message
-    assert "lower max_tokens to 40 or raise --max-model-len" in rejection.message
+    assert "lower max_tokens to 40 or raise max_model_len, if the model" in rejection.message
 
 
 def test_a_prompt_must_leave_room_for_one_output():
@@ -60,7 +60,22 @@ def test_a_prompt_must_leave_room_for_one_output():
     assert rejection.reason is RejectReason.CONTEXT_LIMIT
     assert (rejection.needed, rejection.limit) == (101, 100)
     assert "prompt has 100 tokens, max_model_len is 100" in rejection.message
-    assert "shorten it or raise --max-model-len" in rejection.message
+    assert "shorten it or raise max_model_len, if the model takes more" in rejection.message
+
+
+@pytest.mark.parametrize("max_model_len", [0, 33])
+def test_a_context_as_long_as_the_pool_is_no_model_s_limit(max_model_len):
+    rejection = refused(33, 1, num_blocks=2, block_size=16, max_model_len=max_model_len)
+
+    assert "prompt has 33 tokens, max_model_len is 33" in rejection.message
+    assert "shorten it or make the KV cache larger (num_blocks)" in rejection.message
+
+
+def test_one_is_told_as_one():
+    assert (
+        "prompt has 1 token and max_tokens is 40"
+        in refused(1, 40, **CHAT | {"max_model_len": 9}).message
+    )
 
 
 def test_the_pool_s_refusal_names_value_limit_and_way_out():
@@ -68,7 +83,7 @@ def test_the_pool_s_refusal_names_value_limit_and_way_out():
 
     assert "9,000 tokens and max_tokens 2,000" in message
     assert "need 688 KV blocks of 16, the pool has 256" in message
-    assert "raise --kv-cache-memory" in message
+    assert "make the KV cache larger (num_blocks)" in message
 
 
 def test_without_chunks_a_prompt_must_fit_one_step():
@@ -79,7 +94,7 @@ def test_without_chunks_a_prompt_must_fit_one_step():
     assert rejection.reason is RejectReason.TOKEN_BUDGET
     assert (rejection.needed, rejection.limit) == (33, 32)
     assert "33 tokens, max_num_batched_tokens is 32" in rejection.message
-    assert "--enable-chunked-prefill" in rejection.message
+    assert "switch enable_chunked_prefill on" in rejection.message
 
 
 def test_with_chunks_a_longer_prompt_is_accepted():

@@ -207,7 +207,7 @@ def test_r25_queue_limits_are_inclusive(limits, accepted):
     world = run_world(clients, max_num_seqs=1, **limits)
 
     assert "".join(world.texts) == accepted
-    assert all("wait already" in message for message in world.rejected.values())
+    assert all("waiting already" in message for message in world.rejected.values())
 
 
 def test_r25_victims_do_not_count_in_the_queue():
