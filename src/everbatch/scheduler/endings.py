@@ -7,8 +7,8 @@ from heapq import heappush
 
 from everbatch.base.events import Event, Finished, SampleFinished
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.content_reader import ContentReader
 from everbatch.scheduler.draft import Draft
-from everbatch.scheduler.planner import Planner
 from everbatch.scheduler.report import DeferralLog, shortened
 from everbatch.scheduler.request import FinishReason, Request, RequestStatus, SampleGroup
 from everbatch.scheduler.state import SchedulerState
@@ -21,13 +21,13 @@ class Endings:
         self,
         config: SchedulerConfig,
         state: SchedulerState,
-        planner: Planner,
+        reader: ContentReader,
         deferrals: DeferralLog,
         events: list[Event],
     ) -> None:
         self._config = config
         self._state = state
-        self._planner = planner
+        self._reader = reader
         self._deferrals = deferrals
         self._events = events
 
@@ -145,7 +145,7 @@ class Endings:
         chain = request.chain
         assert chain is not None
         if len(chain.contents) < num_full:
-            self._planner.read_blocks(request, num_full)
+            self._reader.read_blocks(request, num_full)
         for index in range(len(chain.entries), num_full):
             self._state.pool.register(chain, index, request.block_table[index])
 

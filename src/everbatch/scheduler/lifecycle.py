@@ -1,4 +1,4 @@
-"""All changes of requests: admitted, preempted, served, forked, ended.
+"""All changes of requests: arrived, admitted, preempted, served, forked, ended.
 
 With endings.py the only file that changes a request's state, counters or table, and that moves
 requests between the collections of SchedulerState. Works through drafts that the planner decided;
@@ -6,16 +6,17 @@ decides nothing itself. Called by Scheduler.
 """
 
 from collections.abc import Collection, Iterable
-from heapq import heappop
+from heapq import heapify, heappop, heappush
 
 from everbatch.base.events import Admitted, Decoding, Event, Preempted
+from everbatch.kv_cache.content import ContentChain, root_digest
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft, Yield, YieldKind
 from everbatch.scheduler.endings import Endings
 from everbatch.scheduler.plan import StepOutcome, StepPlan
 from everbatch.scheduler.preemption import is_protected
-from everbatch.scheduler.report import DeferralLog
-from everbatch.scheduler.request import FinishReason, Request, RequestStatus
+from everbatch.scheduler.report import DeferralLog, arrived_event
+from everbatch.scheduler.request import FinishReason, Request, RequestStatus, SampleGroup
 from everbatch.scheduler.state import SchedulerState
 
 
@@ -38,16 +39,23 @@ class Lifecycle:
 
     # Waiting
 
-    def enqueue(self, request: Request) -> None:
-        """Put a request, new or preempted, into the queue."""
+    def arrive(self, request: Request, num_samples: int, now_ns: int) -> None:
+        """Take an accepted request, or the samples that it becomes, into the queue."""
         state = self._state
+        request.arrival_number = state.next_arrival
+        request.arrival_step = state.decodes.num_steps
+        state.next_arrival += 1
+        state.rates.accept(request.tenant, now_ns)
+        for sample in self._samples(request, num_samples):
+            state.requests[sample.id] = sample
         if state.ledger is not None:
-            state.ledger.enter_queue(request.tenant, state.decodes.num_steps)
-        state.policy.queue.push(request)
-        if not request.has_started:
-            state.num_fresh_waiting += 1
-            state.fresh_waiting_tokens += request.num_prompt_tokens
-        self._deferrals.note_waiting(request)
+            state.ledger.arrive(request.tenant, num_samples, state.decodes.num_steps)
+        if self._config.enable_prefix_caching:
+            request.chain = ContentChain(root_digest(request.cache_salt), self._config.block_size)
+        if request.deadline_ns is not None:
+            self._note_deadline(request, request.deadline_ns)
+        self._enqueue(request)
+        self._events.append(arrived_event(request, num_samples, now_ns))
 
     # Committing a step
 
@@ -171,7 +179,7 @@ class Lifecycle:
                 for member in [request, *request.followers]:
                     member.move_to(RequestStatus.WAITING)
         self._deferrals.forget(request)
-        self.enqueue(request)
+        self._enqueue(request)
 
     def drop_host_copies(self, now_ns: int) -> None:
         """Recompute those whose blocks were to be swapped out by a pass that failed."""
@@ -182,6 +190,37 @@ class Lifecycle:
                 self._start_over(request)
 
     # Steps of the above
+
+    def _samples(self, request: Request, num_samples: int) -> list[Request]:
+        """Give the requests that the scheduler runs for one: itself, or its samples."""
+        if num_samples == 1:
+            return [request]
+        group = SampleGroup(request.id, [request])
+        self._state.groups[group.id] = group
+        request.group = group
+        for number in range(1, num_samples):
+            group.samples.append(request.sibling(f"{group.id}/{number}", number))
+        request.id = f"{group.id}/0"
+        return group.samples
+
+    def _enqueue(self, request: Request) -> None:
+        """Put a request, new or preempted, into the queue."""
+        state = self._state
+        if state.ledger is not None:
+            state.ledger.enter_queue(request.tenant, state.decodes.num_steps)
+        state.policy.queue.push(request)
+        if not request.has_started:
+            state.num_fresh_waiting += 1
+            state.fresh_waiting_tokens += request.num_prompt_tokens
+        self._deferrals.note_waiting(request)
+
+    def _note_deadline(self, request: Request, deadline_ns: int) -> None:
+        """Let a request expire; deadlines that are void are dropped once they are most of all."""
+        state = self._state
+        heappush(state.deadlines, (deadline_ns, request.arrival_number, request))
+        if len(state.deadlines) > 2 * len(state.requests) + 16:
+            state.deadlines = [entry for entry in state.deadlines if entry[2].unserved()]
+            heapify(state.deadlines)
 
     def _append_blocks(self, draft: Draft) -> None:
         for request, blocks in draft.new_blocks.items():

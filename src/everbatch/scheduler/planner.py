@@ -6,16 +6,16 @@ nothing else. What it decided is a Draft, which the lifecycle commits once the s
 Order (Sarathi-Serve, section 4.2; vLLM V1, decode-first): decodes in order of admission, then
 prompts that have begun, then the queue in the policy's order. Prompts may have a share of the step
 kept for them (min_prefill_tokens), or go first once they have waited long (prefill_aging_steps);
-what they leave goes back to the decodes. Called by Scheduler.schedule.
+what they leave goes back to the decodes. Called by Scheduler.
 """
 
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.content_reader import ContentReader
 from everbatch.scheduler.decode_planner import DecodePlanner
 from everbatch.scheduler.draft import Draft, Known
-from everbatch.scheduler.plan import TokenStore
+from everbatch.scheduler.preemption import choose_victim
 from everbatch.scheduler.prefill_planner import PrefillPlanner
-from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
 
 
@@ -26,14 +26,14 @@ class Planner:
         self,
         config: SchedulerConfig,
         state: SchedulerState,
-        tokens: TokenStore,
+        reader: ContentReader,
         known: Known,
     ) -> None:
         self._config = config
         self._state = state
-        self.blocks = BlockLedger(config, state, state.policy)
-        self._decodes = DecodePlanner(config, state, self.blocks, known)
-        self._prefills = PrefillPlanner(config, state, tokens, self.blocks, known)
+        self._blocks = BlockLedger(config, state, state.policy)
+        self._decodes = DecodePlanner(config, state, self._blocks, known)
+        self._prefills = PrefillPlanner(config, state, reader, self._blocks, known)
 
     def plan(self, *, keep_share: bool = True) -> Draft:
         """Decide the next step; the pools' transactions must be open.
@@ -54,9 +54,27 @@ class Planner:
         self._prefills.read_filling(draft)
         return draft
 
-    def read_blocks(self, request: Request, num_blocks: int) -> None:
-        """Let the request's chain know its first `num_blocks` full blocks."""
-        self._prefills.read_blocks(request, num_blocks)
+    def plan_yield(self, stuck: Draft) -> Draft:
+        """Decide who yields so that others can run; the pools' transactions must be open.
+
+        `stuck` is the plan that had nothing in it. One holder of a slot yields. Where none can,
+        those who wait and kept their heads lose them, newest first, until there is room. If not
+        even that helps, the draft names nobody.
+        """
+        state, blocks, draft = self._state, self._blocks, Draft()
+        shortage = blocks.shortage(stuck)
+        victim = choose_victim(
+            blocks.holders(), self._config, state.policy.rank, state.decodes.computed_tokens
+        )
+        if victim is not None:
+            blocks.retract(draft, victim, shortage)
+            return draft
+        while state.pool.num_allocatable < shortage or not draft.victims:
+            tail_holder = blocks.newest_tail_holder(draft)
+            if tail_holder is None:
+                break
+            blocks.retract(draft, tail_holder, shortage)
+        return draft
 
     def _prefill_share(self) -> int:
         """Give the tokens of the step that the decodes must leave to prompts.

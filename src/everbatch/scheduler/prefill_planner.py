@@ -10,9 +10,10 @@ from everbatch.scheduler.admission import chunk_blocks, chunk_size
 from everbatch.scheduler.backfill import SafeBackfill
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.content_reader import ContentReader
 from everbatch.scheduler.draft import BEHIND_HEAD, Draft, DraftChunk, Known, Lack
 from everbatch.scheduler.gate import AdmissionGate
-from everbatch.scheduler.plan import Deferral, DeferReason, TokenStore
+from everbatch.scheduler.plan import Deferral, DeferReason
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
 
@@ -24,14 +25,14 @@ class PrefillPlanner:
         self,
         config: SchedulerConfig,
         state: SchedulerState,
-        tokens: TokenStore,
+        reader: ContentReader,
         blocks: BlockLedger,
         known: Known,
     ) -> None:
         self._config = config
         self._state = state
         self._pool = state.pool
-        self._tokens = tokens
+        self._reader = reader
         self._blocks = blocks
         self._known = known
         self._gate = AdmissionGate(config, state, blocks)
@@ -117,16 +118,6 @@ class PrefillPlanner:
                 self._end_scan(draft, replace(obstacle, behind=request.label))
                 return
 
-    def read_blocks(self, request: Request, num_blocks: int) -> None:
-        """Let the request's chain know its first `num_blocks` full blocks; reads nothing twice."""
-        chain, block_size = request.chain, self._config.block_size
-        assert chain is not None
-        num_known = len(chain.contents)
-        if num_known < num_blocks:
-            start, stop = num_known * block_size, num_blocks * block_size
-            sample = request.sample
-            chain.extend(self._tokens.read(request.id, request.payload, sample, start, stop))
-
     def read_filling(self, draft: Draft) -> None:
         """Read the blocks that this step's decodes fill: committing then reads no tokens.
 
@@ -137,11 +128,11 @@ class PrefillPlanner:
         decodes, block_size = self._state.decodes, self._config.block_size
         for request in decodes.filling():
             num_full = len(request.block_table) + len(draft.new_blocks.get(request, ()))
-            self.read_blocks(request, num_full)
+            self._reader.read_blocks(request, num_full)
         for request in draft.joined:
             num_after = decodes.computed_tokens(request) + 1
             if num_after % block_size == 0:
-                self.read_blocks(request, num_after // block_size)
+                self._reader.read_blocks(request, num_after // block_size)
 
     @property
     def _step(self) -> int:
@@ -288,7 +279,7 @@ class PrefillPlanner:
         """Find the cached blocks a waiting request can read; at least one token stays to do."""
         if request.chain is None or request.block_table or request.host_blocks:
             return []
-        self.read_blocks(request, request.prefill_target // self._config.block_size)
+        self._reader.read_blocks(request, request.prefill_target // self._config.block_size)
         most = (request.prefill_target - 1) // self._config.block_size
         return self._pool.match(request.chain, most)
 
@@ -301,7 +292,7 @@ class PrefillPlanner:
         if chain is None:
             return
         num_full = (chunk.start + chunk.count) // self._config.block_size
-        self.read_blocks(request, num_full)
+        self._reader.read_blocks(request, num_full)
         hits, back = draft.admitted.get(request, ()), draft.swapped_in.get(request, ())
         table = [*request.block_table, *hits, *back, *draft.new_blocks[request]]
         for index in range(len(chain.entries), num_full):

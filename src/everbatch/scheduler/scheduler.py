@@ -13,10 +13,9 @@ block that filled. Sources: Orca (iteration-level scheduling, section 3.1), Page
 """
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop
 
 from everbatch.base.events import Event, StepFailed
-from everbatch.kv_cache.content import ContentChain, root_digest
 from everbatch.scheduler.admission import (
     Rejection,
     RejectReason,
@@ -25,21 +24,20 @@ from everbatch.scheduler.admission import (
     refusal,
 )
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.content_reader import ContentReader
 from everbatch.scheduler.draft import Draft
 from everbatch.scheduler.endings import Endings
 from everbatch.scheduler.lifecycle import Lifecycle
 from everbatch.scheduler.plan import StepOutcome, StepPlan, TokenStore
 from everbatch.scheduler.plan_writer import PlanWriter
 from everbatch.scheduler.planner import Planner
-from everbatch.scheduler.preemption import choose_victim
 from everbatch.scheduler.report import (
     DeferralLog,
-    arrived_event,
     rejected_event,
     shortened,
     step_event,
 )
-from everbatch.scheduler.request import FinishReason, Request, SampleGroup
+from everbatch.scheduler.request import FinishReason, Request
 from everbatch.scheduler.state import SchedulerState
 
 
@@ -58,10 +56,11 @@ class Scheduler:
         self.state = SchedulerState.empty(config)
         self._events: list[Event] = []
         self.deferrals = DeferralLog(self.state, self._events)
-        self._planner = Planner(config, self.state, tokens, self.deferrals.current)
+        reader = ContentReader(tokens, config.block_size)
+        self._planner = Planner(config, self.state, reader, self.deferrals.current)
         shared = (config, self.state)
         self._writer = PlanWriter(config, self.state)
-        self._endings = Endings(*shared, self._planner, self.deferrals, self._events)
+        self._endings = Endings(*shared, reader, self.deferrals, self._events)
         self._lifecycle = Lifecycle(*shared, self._endings, self.deferrals, self._events)
         self._plan: StepPlan | None = None
         self._draft: Draft | None = None
@@ -74,7 +73,6 @@ class Scheduler:
         Its counters must be fresh; arrival number and step are given here. With num_samples > 1
         the request becomes samples "ID/0", "ID/1", … that share the prompt.
         """
-        state = self.state
         rejection = self._refusal(request, num_samples, now_ns)
         if rejection is not None:
             num_prompt, max_tokens = request.num_prompt_tokens, request.max_tokens
@@ -82,20 +80,7 @@ class Scheduler:
                 rejected_event(request.id, num_prompt, max_tokens, rejection, now_ns)
             )
             return rejection
-        request.arrival_number = state.next_arrival
-        request.arrival_step = state.decodes.num_steps
-        state.next_arrival += 1
-        state.rates.accept(request.tenant, now_ns)
-        for sample in self._samples(request, num_samples):
-            state.requests[sample.id] = sample
-        if state.ledger is not None:
-            state.ledger.arrive(request.tenant, num_samples, state.decodes.num_steps)
-        if self.config.enable_prefix_caching:
-            request.chain = ContentChain(root_digest(request.cache_salt), self.config.block_size)
-        if request.deadline_ns is not None:
-            self._note_deadline(request, request.deadline_ns)
-        self._lifecycle.enqueue(request)
-        self._events.append(arrived_event(request, num_samples, now_ns))
+        self._lifecycle.arrive(request, num_samples, now_ns)
         return None
 
     def abort(self, request_id: str, reason: FinishReason, now_ns: int) -> None:
@@ -262,26 +247,6 @@ class Scheduler:
             )
         )
 
-    def _note_deadline(self, request: Request, deadline_ns: int) -> None:
-        """Let a request expire; deadlines that are void are dropped once they are most of all."""
-        state = self.state
-        heappush(state.deadlines, (deadline_ns, request.arrival_number, request))
-        if len(state.deadlines) > 2 * len(state.requests) + 16:
-            state.deadlines = [entry for entry in state.deadlines if entry[2].unserved()]
-            heapify(state.deadlines)
-
-    def _samples(self, request: Request, num_samples: int) -> list[Request]:
-        """Give the requests that the scheduler runs for one: itself, or its samples."""
-        if num_samples == 1:
-            return [request]
-        group = SampleGroup(request.id, [request])
-        self.state.groups[group.id] = group
-        request.group = group
-        for number in range(1, num_samples):
-            group.samples.append(request.sibling(f"{group.id}/{number}", number))
-        request.id = f"{group.id}/0"
-        return group.samples
-
     def _named(self, request_id: str) -> list[Request]:
         """Give the live requests of that name: one, or the samples of a group."""
         group = self.state.groups.get(request_id)
@@ -321,9 +286,7 @@ class Scheduler:
     def _nothing_to_run(self, stuck: Draft, now_ns: int) -> NothingToRun:
         """Let one holder yield if that can help: the next call plans anew.
 
-        `stuck` is the plan that had nothing in it. Where nobody with a slot can yield, those who
-        wait and kept their heads lose them, newest first, until there is room. If not even
-        that helps, or nothing ran after so many calls, nobody is named.
+        If it cannot, or nothing ran after so many calls, nobody is named.
         """
         state = self.state
         if not state.requests:
@@ -332,31 +295,15 @@ class Scheduler:
         state.num_deferred_calls += 1
         draft = Draft()
         if state.num_deferred_calls <= self.config.max_num_seqs:
-            self._make_yield(draft, stuck)
+            self._begin()
+            draft = self._planner.plan_yield(stuck)
+            self._keep()
         for request, way in draft.victims.items():
             self._lifecycle.preempt(request, way, step, now_ns)
         if not draft.victims:
             self.deferrals.report(stuck, step, now_ns)
             return NothingToRun(None)
         return NothingToRun(next(iter(draft.victims)).id)
-
-    def _make_yield(self, draft: Draft, stuck: Draft) -> None:
-        """Take blocks from whoever is to yield."""
-        state, blocks = self.state, self._planner.blocks
-        shortage = blocks.shortage(stuck)
-        self._begin()
-        victim = choose_victim(
-            blocks.holders(), self.config, state.policy.rank, state.decodes.computed_tokens
-        )
-        if victim is not None:
-            blocks.retract(draft, victim, shortage)
-        else:
-            while state.pool.num_allocatable < shortage or not draft.victims:
-                tail_holder = blocks.newest_tail_holder(draft)
-                if tail_holder is None:
-                    break
-                blocks.retract(draft, tail_holder, shortage)
-        self._keep()
 
     # Committing
 
