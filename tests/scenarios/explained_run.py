@@ -65,7 +65,7 @@ class Replay:
             self.engine = Engine(self.scenario.engine, executor, self._clock)
         if self.num_spare:
             self._spare = self.engine.scheduler.state.pool.allocate(self.num_spare) or []
-        self._texts = TextMaker(self.scenario.requests)
+        self._texts = TextMaker()
 
     _texts: TextMaker = field(init=False)
 
@@ -125,7 +125,8 @@ class Replay:
             scheduler.state.pool.release(given)
         if lack.tokens:
             planner = scheduler._planner
-            for part in (planner, planner._decodes, planner._prefills):
+            parts = (planner._decodes, planner._prefills, planner._static, planner._grants)
+            for part in (planner, *parts):
                 budget = part._config.max_num_batched_tokens + lack.tokens
                 part._config = replace(part._config, max_num_batched_tokens=budget)
 
@@ -142,7 +143,7 @@ class Replay:
         for part, name, place in (
             (planner._prefills, "_try_admit", 1),
             (planner._prefills, "_plan_chunk", 1),
-            (planner._prefills, "_grant_first", 1),
+            (planner._static, "_grant_first", 1),
             (planner._decodes, "_place", 1),
             (planner._decodes, "_place_spare", 1),
         ):

@@ -5,6 +5,7 @@ Works on a draft, inside the pools' transactions; changes no request. Called by 
 
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.content_reader import ContentReader
 from everbatch.scheduler.draft import Draft, Known, Lack
 from everbatch.scheduler.plan import Deferral, DeferReason
 from everbatch.scheduler.request import Request
@@ -20,11 +21,13 @@ class DecodePlanner:
         state: SchedulerState,
         blocks: BlockLedger,
         known: Known,
+        reader: ContentReader,
     ) -> None:
         self._config = config
         self._known = known
         self._state = state
         self._blocks = blocks
+        self._reader = reader
 
     def plan(self, draft: Draft, limit: int) -> list[Request]:
         """Let at most `limit` requests decode; gives those whom the limit held back, in turn."""
@@ -73,6 +76,22 @@ class DecodePlanner:
             if known is None or known.reason is not deferral.reason:
                 blocks = self._blocks.missing(draft, request, needed)
                 draft.lacks[request] = Lack(tokens=tokens, blocks=blocks)
+
+    def read_filling(self, draft: Draft) -> None:
+        """Read the blocks that this step's decodes fill: committing then reads no tokens.
+
+        So a token store that fails does so while the step can still be rolled back.
+        """
+        if not self._config.enable_prefix_caching:
+            return
+        decodes, block_size = self._state.decodes, self._config.block_size
+        for request in decodes.filling():
+            num_full = len(request.block_table) + len(draft.new_blocks.get(request, ()))
+            self._reader.read_blocks(request, num_full)
+        for request in draft.joined:
+            num_after = decodes.computed_tokens(request) + 1
+            if num_after % block_size == 0:
+                self._reader.read_blocks(request, num_after // block_size)
 
     def _rotate(self, draft: Draft, limit: int) -> list[Request]:
         """Let the longest unserved decode when not all fit; gives the others, in turn."""

@@ -1,6 +1,6 @@
 """How many blocks must be allocatable for a request to be admitted, and how many are.
 
-Pure reckoning over a draft; takes nothing. Called by PrefillPlanner.
+Pure reckoning over a draft; takes nothing. Called by Grants and the planners of admissions.
 """
 
 from collections.abc import Sequence

@@ -14,9 +14,11 @@ from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.content_reader import ContentReader
 from everbatch.scheduler.decode_planner import DecodePlanner
 from everbatch.scheduler.draft import Draft, Known
+from everbatch.scheduler.grants import Grants
 from everbatch.scheduler.preemption import choose_victim
 from everbatch.scheduler.prefill_planner import PrefillPlanner
 from everbatch.scheduler.state import SchedulerState
+from everbatch.scheduler.static_planner import StaticPlanner
 
 
 class Planner:
@@ -32,8 +34,10 @@ class Planner:
         self._config = config
         self._state = state
         self._blocks = BlockLedger(config, state, state.policy)
-        self._decodes = DecodePlanner(config, state, self._blocks, known)
-        self._prefills = PrefillPlanner(config, state, reader, self._blocks, known)
+        self._grants = Grants(config, state, reader, self._blocks, known)
+        self._decodes = DecodePlanner(config, state, self._blocks, known, reader)
+        self._prefills = PrefillPlanner(config, state, self._blocks, self._grants)
+        self._static = StaticPlanner(config, state, self._grants)
 
     def plan(self, *, keep_share: bool = True) -> Draft:
         """Decide the next step; the pools' transactions must be open.
@@ -47,11 +51,16 @@ class Planner:
         limit = self._config.max_num_batched_tokens - draft.prefill_share
         held_back = self._decodes.plan(draft, limit)
         self._prefills.plan_begun(draft)
-        self._prefills.plan_admissions(draft)
+        if not draft.victims and len(self._state.policy.queue):
+            # Nobody is admitted in a step that preempts.
+            if self._config.batching == "static":
+                self._static.plan_admissions(draft)
+            else:
+                self._prefills.plan_admissions(draft)
         if held_back:
             self._decodes.give_back(draft, held_back)
             self._decodes.note_lacks(draft, held_back)
-        self._prefills.read_filling(draft)
+        self._decodes.read_filling(draft)
         return draft
 
     def plan_yield(self, stuck: Draft) -> Draft:
