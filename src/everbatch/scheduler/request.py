@@ -1,7 +1,7 @@
 """A request as the scheduler sees it, and the states it can be in.
 
 Belongs here: the record, the table of allowed moves, the reasons to end. Not here: token ids (a
-TokenStore has them), text, clients. The scheduler alone changes a request.
+TokenStore has them), text, clients. Lifecycle and Endings alone change a live request.
 
     WAITING ──> PREFILL ──> DECODE ──> FINISHED          PREFILL ──> FINISHED: the first output was
        ^           │           │                                     the last

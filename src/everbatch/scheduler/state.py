@@ -1,7 +1,8 @@
 """Everything a scheduler remembers between two steps.
 
-The planners read it; the lifecycle alone changes it (pools, queue and ledger through their
-methods).
+The planners read it, and take blocks from the pools inside their transactions. Lifecycle and
+Endings change it (pools, queue and ledger through their methods); Scheduler itself counts the calls
+that deferred and takes deadlines that have passed.
 """
 
 from dataclasses import dataclass, field
