@@ -181,7 +181,7 @@ class Lifecycle:
         self._deferrals.forget(request)
         self._enqueue(request)
 
-    def drop_host_copies(self, now_ns: int) -> None:
+    def drop_host_copies(self) -> None:
         """Recompute those whose blocks were to be swapped out by a pass that failed."""
         swapped, self._state.swapped_out = self._state.swapped_out, []
         for request, _ in swapped:

@@ -104,7 +104,7 @@ class PrefillPlanner:
             if obstacle is None:
                 continue
             self._grants.defer(draft, request, obstacle)
-            if self._scan_is_over(draft, obstacle):
+            if self._scan_is_over(draft):
                 self._end_scan(draft, replace(obstacle, behind=request.label))
                 return
 
@@ -191,7 +191,7 @@ class PrefillPlanner:
             return True
         return self._backfill.may_pass(draft, request, head, draft.deferred[head])
 
-    def _scan_is_over(self, draft: Draft, obstacle: Deferral) -> bool:
+    def _scan_is_over(self, draft: Draft) -> bool:
         """Whether nobody further down the queue can be admitted."""
         if self._config.backfill == "none":
             return True

@@ -69,7 +69,7 @@ class DeferralLog:
             self._defer(head, Deferral(DeferReason.COOLDOWN, 0, 0), news)
         rest_changed = draft.rest_of_queue.reason is not self._rest.reason
         if self._newcomers or head is not self._head or rest_changed:
-            for request in self._others(head, everybody=rest_changed):
+            for request in self._others(everybody=rest_changed):
                 if request not in draft.deferred and request in queue:
                     skip_head = request is head and draft.rest_of_queue is BEHIND_HEAD
                     if not skip_head:
@@ -81,7 +81,7 @@ class DeferralLog:
             behind = None if head is None else head.label
             self._write(news, draft.lacks, behind, step, now_ns)
 
-    def _others(self, head: Request | None, *, everybody: bool) -> Iterator[Request]:
+    def _others(self, *, everybody: bool) -> Iterator[Request]:
         """Go through those whose reason may be another one than before."""
         if everybody:
             step = self._state.decodes.num_steps

@@ -159,7 +159,7 @@ class Scheduler:
                 self._lifecycle.preempt(request, way, plan.step, now_ns)
         for request in [*filter(None, self.state.slots), *draft.admitted]:
             self._endings.retire_together(request, FinishReason.ERROR, now_ns, message)
-        self._lifecycle.drop_host_copies(now_ns)
+        self._lifecycle.drop_host_copies()
         self._run_aborts(None, now_ns)
         return self.take_events()
 
