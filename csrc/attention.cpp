@@ -1,0 +1,311 @@
+// Attention over block tables: softmax(q k^T) v, tile by tile of the context (online softmax, arXiv
+// 1805.02867; FlashAttention-2, arXiv 2307.08691).
+//
+// A tile is 64 positions of the context, counted from 0, whatever the size of KV blocks and whichever
+// tokens are computed together. Both products are those of gemm.cpp, over panels that are made of the
+// tile, so a token's bits depend on its context alone: positions past its own get the weight 0, and
+// adding 0 times a number changes no sum.
+#include "kernels.hpp"
+#include "path_math.hpp"
+
+#if defined(EVERBATCH_AVX512)
+#include <immintrin.h>
+#endif
+
+namespace everbatch::EVERBATCH_PATH {
+
+void gemm(const GemmCall& call, Range rows, Range pairs);
+
+namespace {
+
+constexpr std::size_t kTilePairs = kTilePositions / kPairColumns;
+constexpr float kInfinity = __builtin_inff();
+
+constexpr std::size_t round_up(std::size_t size, std::size_t step) {
+  return (size + step - 1) / step * step;
+}
+
+// One thread's memory. R rows: tokens times the query heads that share a key-value head.
+struct Scratch {
+  Bf16* zeros;         // [D], in place of positions that nobody sees
+  Bf16* queries;       // [R, D]
+  Bf16* key_panels;    // [4][D / 2][16][2]
+  Bf16* value_panels;  // [D / 16][32][16][2]
+  float* scores;       // [R, 64]
+  Bf16* weights;       // [R, 64]
+  float* sums;         // [R, value_columns]
+  float* largest;      // [R]
+  float* totals;       // [R, lanes]
+  std::size_t value_columns;
+};
+
+class Carver {
+ public:
+  explicit Carver(std::byte* memory) : memory_(memory) {}
+
+  template <typename Element>
+  Element* take(std::size_t count) {
+    std::byte* taken = memory_ + used_;
+    used_ += round_up(count * sizeof(Element), 64);
+    return reinterpret_cast<Element*>(taken);
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* memory_;
+  std::size_t used_ = 0;
+};
+
+Scratch carve(const AttentionCall& call, std::size_t num_tokens, Carver& carver) {
+  const std::size_t num_rows = num_tokens * (call.num_heads / call.num_kv_heads);
+  const std::size_t head_dim = call.head_dim;
+  Scratch scratch;
+  scratch.value_columns = round_up(head_dim, kPairColumns);
+  scratch.zeros = carver.take<Bf16>(head_dim);
+  scratch.queries = carver.take<Bf16>(num_rows * head_dim);
+  scratch.key_panels = carver.take<Bf16>(kTilePositions * head_dim);
+  scratch.value_panels = carver.take<Bf16>(kTilePositions * scratch.value_columns);
+  scratch.scores = carver.take<float>(num_rows * kTilePositions);
+  scratch.weights = carver.take<Bf16>(num_rows * kTilePositions);
+  scratch.sums = carver.take<float>(num_rows * scratch.value_columns);
+  scratch.largest = carver.take<float>(num_rows);
+  scratch.totals = carver.take<float>(num_rows * kLanes);
+  return scratch;
+}
+
+// Where the vectors [D] of a tile's positions lie; zeros past the last one that anybody sees.
+struct TileRows {
+  const Bf16* keys[kTilePositions];
+  const Bf16* values[kTilePositions];
+};
+
+void find_rows(const AttentionCall& call, const AttentionTask& task, const Bf16* zeros,
+               std::size_t first, std::size_t num_seen, TileRows& rows) {
+  const std::size_t stride = call.num_kv_heads * call.head_dim;
+  // Block by block, as a division costs more than all else that is done for a position here.
+  std::size_t block = first / call.block_size, in_block = first % call.block_size;
+  for (std::size_t i = 0; i < num_seen; ++block, in_block = 0) {
+    const auto slot = static_cast<std::size_t>(task.block_table[block]) * call.block_size + in_block;
+    std::size_t offset = slot * stride + task.kv_head * call.head_dim;
+    for (; i < num_seen && in_block < call.block_size; ++i, ++in_block, offset += stride) {
+      rows.keys[i] = call.keys + offset;
+      rows.values[i] = call.values + offset;
+    }
+  }
+  for (std::size_t i = num_seen; i < kTilePositions; ++i) rows.keys[i] = rows.values[i] = zeros;
+}
+
+#if defined(EVERBATCH_AVX512)
+
+// Transpose 16 rows of `count` pairs (at most 16): out [count][16] pairs.
+void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_t count,
+                     Bf16* out) {
+  const auto mask = static_cast<__mmask16>((1u << count) - 1);
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi32(mask, rows[i] + 2 * first_pair);
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  // a[4 q + c] holds column 4 l + c of rows 4 q to 4 q + 3 in its 128-bit lane l.
+  for (int c = 0; c < 4; ++c) {
+    const __m512i lower_01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
+    const __m512i lower_23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+    const __m512i upper_01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
+    const __m512i upper_23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+    b[c] = _mm512_shuffle_i32x4(lower_01, lower_23, 0x88);
+    b[c + 8] = _mm512_shuffle_i32x4(lower_01, lower_23, 0xdd);
+    b[c + 4] = _mm512_shuffle_i32x4(upper_01, upper_23, 0x88);
+    b[c + 12] = _mm512_shuffle_i32x4(upper_01, upper_23, 0xdd);
+  }
+  for (std::size_t i = 0; i < count; ++i) _mm512_store_si512(out + i * kPairColumns, b[i]);
+}
+
+#else
+
+void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_t count,
+                     Bf16* out) {
+  for (std::size_t row = 0; row < kPanelColumns; ++row) {
+    for (std::size_t i = 0; i < count; ++i) {
+      __builtin_memcpy(out + i * kPairColumns + 2 * row, rows[row] + 2 * (first_pair + i),
+                       2 * sizeof(Bf16));
+    }
+  }
+}
+
+#endif
+
+// Keys as panels whose columns are positions, and whose K is the head's dimension.
+void pack_keys(const Bf16* const* keys, std::size_t num_positions, std::size_t head_dim,
+               Bf16* panels) {
+  const std::size_t num_pairs = head_dim / 2;
+  for (std::size_t first = 0; first < num_positions; first += kPanelColumns) {
+    Bf16* panel = panels + first * head_dim;
+    for (std::size_t pair = 0; pair < num_pairs; pair += 16) {
+      const std::size_t count = num_pairs - pair < 16 ? num_pairs - pair : 16;
+      transpose_pairs(keys + first, pair, count, panel + pair * kPairColumns);
+    }
+  }
+}
+
+// Two rows [count] side by side: out [count] pairs.
+inline void interleave(const Bf16* even, const Bf16* odd, std::size_t count, Bf16* out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t pair = even[i] | static_cast<std::uint32_t>(odd[i]) << 16;
+    __builtin_memcpy(out + 2 * i, &pair, sizeof pair);
+  }
+}
+
+// Values as panels whose columns are the head's dimensions, and whose K is the positions.
+void pack_values(const Bf16* const* values, std::size_t num_position_pairs, std::size_t head_dim,
+                 Bf16* panels) {
+  for (std::size_t pair = 0; pair < num_position_pairs; ++pair) {
+    const Bf16* even = values[2 * pair];
+    const Bf16* odd = values[2 * pair + 1];
+    Bf16* out = panels + pair * kPairColumns;
+    std::size_t first = 0;
+    for (; first + kPanelColumns <= head_dim; first += kPanelColumns) {
+      interleave(even + first, odd + first, kPanelColumns, out + first * kTilePositions);
+    }
+    interleave(even + first, odd + first, head_dim - first, out + first * kTilePositions);
+  }
+}
+
+// Turn a row's scores of a tile into weights, and rescale what was summed before.
+// Positions [0, num_seen) of the tile count.
+void softmax_row(const AttentionCall& call, const Scratch& scratch, std::size_t row,
+                 std::size_t num_seen) {
+  float* scores = scratch.scores + row * kTilePositions;
+  Bf16* weights = scratch.weights + row * kTilePositions;
+  float* totals = scratch.totals + row * kLanes;
+  float* sums = scratch.sums + row * scratch.value_columns;
+  float lanes[kLanes];
+  for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] = -kInfinity;
+  for (std::size_t first = 0; first < kTilePositions; first += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const float score = scores[first + lane] * call.scale;
+      // What lies behind the context may be anything.
+      const float seen = first + lane < num_seen ? score : -kInfinity;
+      scores[first + lane] = score;
+      lanes[lane] = seen > lanes[lane] ? seen : lanes[lane];
+    }
+  }
+  float largest = scratch.largest[row];
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    largest = lanes[lane] > largest ? lanes[lane] : largest;
+  }
+  // Of the first tile this is e ** -87 at most, times sums that are 0.
+  const float shrink = exp_of(scratch.largest[row] - largest);
+  scratch.largest[row] = largest;
+  for (std::size_t lane = 0; lane < kLanes; ++lane) totals[lane] *= shrink;
+  for (std::size_t first = 0; first < kTilePositions; first += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const float weight = exp_of(scores[first + lane] - largest);
+      const Bf16 rounded = first + lane < num_seen ? to_bf16(weight) : Bf16{0};
+      weights[first + lane] = rounded;
+      // What the product will use, so that weights sum to 1 as rounded.
+      totals[lane] += to_float(rounded);
+    }
+  }
+  for (std::size_t i = 0; i < scratch.value_columns; ++i) sums[i] *= shrink;
+}
+
+void write_row(const Scratch& scratch, std::size_t row, std::size_t head_dim, Bf16* out) {
+  const float inverse = 1.0f / sum_of_lanes(scratch.totals + row * kLanes);
+  const float* sums = scratch.sums + row * scratch.value_columns;
+  for (std::size_t i = 0; i < head_dim; ++i) out[i] = to_bf16(sums[i] * inverse);
+}
+
+void start(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch) {
+  const std::size_t group = call.num_heads / call.num_kv_heads;
+  const std::size_t num_rows = task.num_tokens * group;
+  const std::size_t group_values = group * call.head_dim;
+  for (std::size_t token = 0; token < task.num_tokens; ++token) {
+    const std::size_t first_head =
+        (task.first_token + token) * call.num_heads + task.kv_head * group;
+    __builtin_memcpy(scratch.queries + token * group_values,
+                     call.queries + first_head * call.head_dim, group_values * sizeof(Bf16));
+  }
+  __builtin_memset(scratch.zeros, 0, call.head_dim * sizeof(Bf16));
+  if (scratch.value_columns != call.head_dim) {
+    // Columns past the head's dimension are never written again.
+    __builtin_memset(scratch.value_panels, 0,
+                     kTilePositions * scratch.value_columns * sizeof(Bf16));
+  }
+  __builtin_memset(scratch.sums, 0, num_rows * scratch.value_columns * sizeof(float));
+  __builtin_memset(scratch.totals, 0, num_rows * kLanes * sizeof(float));
+  for (std::size_t row = 0; row < num_rows; ++row) scratch.largest[row] = -kInfinity;
+}
+
+// Add the tile of positions from `first` on, of which the last token sees `num_seen`.
+void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
+              std::size_t first, std::size_t num_seen) {
+  const std::size_t group = call.num_heads / call.num_kv_heads;
+  const std::size_t num_rows = task.num_tokens * group;
+  const std::size_t num_columns = round_up(num_seen, kPairColumns);
+  TileRows rows;
+  find_rows(call, task, scratch.zeros, first, num_seen, rows);
+  pack_keys(rows.keys, num_columns, call.head_dim, scratch.key_panels);
+  gemm({.x = scratch.queries,
+        .x_stride = call.head_dim,
+        .panels = scratch.key_panels,
+        .panel_stride = kPanelColumns * call.head_dim,
+        .num_k_pairs = call.head_dim / 2,
+        .bias = nullptr,
+        .output = GemmOutput::kStore,
+        .out = scratch.scores,
+        .out_stride = kTilePositions,
+        .num_columns = kTilePositions},
+       {0, num_rows}, {0, num_columns / kPairColumns});
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    const std::size_t end = task.first_position + row / group + 1;
+    softmax_row(call, scratch, row, end > first ? end - first : 0);
+  }
+  const std::size_t num_position_pairs = (num_seen + 1) / 2;
+  pack_values(rows.values, num_position_pairs, call.head_dim, scratch.value_panels);
+  gemm({.x = scratch.weights,
+        .x_stride = kTilePositions,
+        .panels = scratch.value_panels,
+        .panel_stride = kPanelColumns * kTilePositions,
+        .num_k_pairs = num_position_pairs,
+        .bias = nullptr,
+        .output = GemmOutput::kAdd,
+        .out = scratch.sums,
+        .out_stride = scratch.value_columns,
+        .num_columns = scratch.value_columns},
+       {0, num_rows}, {0, scratch.value_columns / kPairColumns});
+}
+
+}  // namespace
+
+std::size_t attention_scratch(const AttentionCall& call, std::size_t num_tokens) {
+  Carver carver(nullptr);
+  carve(call, num_tokens, carver);
+  return carver.used();
+}
+
+void attend(const AttentionCall& call, const AttentionTask& task, std::byte* memory) {
+  Carver carver(memory);
+  const Scratch scratch = carve(call, task.num_tokens, carver);
+  start(call, task, scratch);
+  const std::size_t context_end = task.first_position + task.num_tokens;
+  for (std::size_t first = 0; first < context_end; first += kTilePositions) {
+    const std::size_t left = context_end - first;
+    add_tile(call, task, scratch, first, left < kTilePositions ? left : kTilePositions);
+  }
+  const std::size_t group = call.num_heads / call.num_kv_heads;
+  for (std::size_t row = 0; row < task.num_tokens * group; ++row) {
+    const std::size_t token = task.first_token + row / group;
+    const std::size_t head = task.kv_head * group + row % group;
+    write_row(scratch, row, call.head_dim,
+              call.out + token * call.out_stride + head * call.head_dim);
+  }
+}
+
+}  // namespace everbatch::EVERBATCH_PATH

@@ -1,0 +1,207 @@
+// Products of few or many rows with packed matrices: bf16 in, float32 sums.
+//
+// A tile of the result, some rows by one pair of panels, stays in registers while K runs from its
+// beginning to its end. So each output is one chain of additions in one order: the same bits for
+// every number of rows, every place in a batch and every way of sharing the work.
+#include "kernels.hpp"
+#include "path_math.hpp"
+
+#if defined(EVERBATCH_AVX512) || defined(EVERBATCH_AVX2)
+#include <immintrin.h>
+#endif
+
+namespace everbatch::EVERBATCH_PATH {
+namespace {
+
+// The weights of one step come from memory: asking for them so far ahead hides most of its latency.
+constexpr std::size_t kPrefetchValues = 512;
+
+[[maybe_unused]] inline std::uint32_t load_pair(const Bf16* x) {
+  std::uint32_t pair;
+  __builtin_memcpy(&pair, x, sizeof pair);
+  return pair;
+}
+
+#if defined(EVERBATCH_AVX512)
+
+// 12 x 2 sums, two vectors of weights and one of x: 27 of 32 registers.
+constexpr int kMaxTileRows = 12;
+
+// One instruction multiplies and adds both values of a pair.
+template <int Rows>
+void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panels, float* tile) {
+  __m512 sums[Rows][2];
+  for (int row = 0; row < Rows; ++row) sums[row][0] = sums[row][1] = _mm512_setzero_ps();
+  const Bf16* second = panels + call.panel_stride;
+  for (std::size_t k = 0; k < call.num_k_pairs; ++k) {
+    const auto weights_0 = (__m512bh)_mm512_load_si512(panels + k * kPairColumns);
+    const auto weights_1 = (__m512bh)_mm512_load_si512(second + k * kPairColumns);
+    _mm_prefetch(panels + k * kPairColumns + kPrefetchValues, _MM_HINT_T0);
+    _mm_prefetch(second + k * kPairColumns + kPrefetchValues, _MM_HINT_T0);
+#pragma GCC unroll 12
+    for (int row = 0; row < Rows; ++row) {
+      const std::uint32_t pair = load_pair(x + row * call.x_stride + 2 * k);
+      const auto both = (__m512bh)_mm512_set1_epi32(static_cast<int>(pair));
+      sums[row][0] = _mm512_dpbf16_ps(sums[row][0], both, weights_0);
+      sums[row][1] = _mm512_dpbf16_ps(sums[row][1], both, weights_1);
+    }
+  }
+  for (int row = 0; row < Rows; ++row) {
+    _mm512_store_ps(tile + row * kPairColumns, sums[row][0]);
+    _mm512_store_ps(tile + row * kPairColumns + kPanelColumns, sums[row][1]);
+  }
+}
+
+#elif defined(EVERBATCH_AVX2)
+
+// 4 x 2 sums, four vectors of weights, two of x: 14 of 16 registers.
+constexpr int kMaxTileRows = 4;
+
+// A pair of bf16 is two float32 without their lower halves: shifted up, and masked.
+template <int Rows>
+void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panels, float* tile) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  for (int panel = 0; panel < 2; ++panel, panels += call.panel_stride) {
+    __m256 sums[Rows][2];
+    for (int row = 0; row < Rows; ++row) sums[row][0] = sums[row][1] = _mm256_setzero_ps();
+    for (std::size_t k = 0; k < call.num_k_pairs; ++k) {
+      const auto* weights = reinterpret_cast<const __m256i*>(panels + k * kPairColumns);
+      const __m256i pairs_0 = _mm256_load_si256(weights);
+      const __m256i pairs_1 = _mm256_load_si256(weights + 1);
+      _mm_prefetch(reinterpret_cast<const char*>(weights) + 2 * kPrefetchValues, _MM_HINT_T0);
+      const __m256 even_0 = _mm256_castsi256_ps(_mm256_slli_epi32(pairs_0, 16));
+      const __m256 even_1 = _mm256_castsi256_ps(_mm256_slli_epi32(pairs_1, 16));
+      const __m256 odd_0 = _mm256_castsi256_ps(_mm256_and_si256(pairs_0, upper));
+      const __m256 odd_1 = _mm256_castsi256_ps(_mm256_and_si256(pairs_1, upper));
+#pragma GCC unroll 4
+      for (int row = 0; row < Rows; ++row) {
+        const std::uint32_t pair = load_pair(x + row * call.x_stride + 2 * k);
+        const __m256i both = _mm256_set1_epi32(static_cast<int>(pair));
+        const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+        const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(both, upper));
+        sums[row][0] = _mm256_fmadd_ps(even, even_0, sums[row][0]);
+        sums[row][1] = _mm256_fmadd_ps(even, even_1, sums[row][1]);
+        sums[row][0] = _mm256_fmadd_ps(odd, odd_0, sums[row][0]);
+        sums[row][1] = _mm256_fmadd_ps(odd, odd_1, sums[row][1]);
+      }
+    }
+    for (int row = 0; row < Rows; ++row) {
+      _mm256_store_ps(tile + row * kPairColumns + panel * kPanelColumns, sums[row][0]);
+      _mm256_store_ps(tile + row * kPairColumns + panel * kPanelColumns + 8, sums[row][1]);
+    }
+  }
+}
+
+#else
+
+constexpr int kMaxTileRows = 2;
+
+template <int Rows>
+void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panels, float* tile) {
+  for (std::size_t panel = 0; panel < 2; ++panel, panels += call.panel_stride) {
+    float sums[Rows][kPanelColumns] = {};
+    for (std::size_t k = 0; k < call.num_k_pairs; ++k) {
+      float even[kPanelColumns], odd[kPanelColumns];
+      for (std::size_t column = 0; column < kPanelColumns; ++column) {
+        const std::uint32_t pair = load_pair(panels + k * kPairColumns + 2 * column);
+        even[column] = to_float(static_cast<Bf16>(pair));
+        odd[column] = to_float(static_cast<Bf16>(pair >> 16));
+      }
+      for (int row = 0; row < Rows; ++row) {
+        const Bf16* values = x + row * call.x_stride + 2 * k;
+        const float x_even = to_float(values[0]), x_odd = to_float(values[1]);
+        for (std::size_t column = 0; column < kPanelColumns; ++column) {
+          sums[row][column] += x_even * even[column];
+          sums[row][column] += x_odd * odd[column];
+        }
+      }
+    }
+    for (int row = 0; row < Rows; ++row) {
+      __builtin_memcpy(tile + row * kPairColumns + panel * kPanelColumns, sums[row],
+                       sizeof sums[row]);
+    }
+  }
+}
+
+#endif
+
+using MultiplyTile = void (*)(const GemmCall&, const Bf16*, const Bf16*, float*);
+
+template <int Rows>
+constexpr void fill(MultiplyTile (&by_rows)[kMaxTileRows + 1]) {
+  by_rows[Rows] = multiply_tile<Rows>;
+  if constexpr (Rows > 1) fill<Rows - 1>(by_rows);
+}
+
+struct TileTable {
+  MultiplyTile by_rows[kMaxTileRows + 1] = {};
+  constexpr TileTable() { fill<kMaxTileRows>(by_rows); }
+};
+constexpr TileTable kTiles;
+
+void add_bias(const float* bias, std::size_t num_rows, float* tile) {
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    for (std::size_t column = 0; column < kPairColumns; ++column) {
+      tile[row * kPairColumns + column] += bias[column];
+    }
+  }
+}
+
+// Write float32 columns; `kIsAdding` to what is there.
+template <bool kIsAdding>
+void write_floats(const GemmCall& call, const float* tile, std::size_t first_row,
+                  std::size_t num_rows, std::size_t first_column) {
+  const std::size_t left = call.num_columns - first_column;
+  const std::size_t num_columns = left < kPairColumns ? left : kPairColumns;
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    float* out = static_cast<float*>(call.out) + (first_row + row) * call.out_stride + first_column;
+    const float* values = tile + row * kPairColumns;
+    for (std::size_t column = 0; column < num_columns; ++column) {
+      out[column] = kIsAdding ? out[column] + values[column] : values[column];
+    }
+  }
+}
+
+void write_silu_times(const GemmCall& call, const float* tile, std::size_t first_row,
+                      std::size_t num_rows, std::size_t first_column) {
+  const std::size_t left = call.num_columns - first_column;
+  const std::size_t num_columns = left < kPanelColumns ? left : kPanelColumns;
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    Bf16* out = static_cast<Bf16*>(call.out) + (first_row + row) * call.out_stride + first_column;
+    const float* gate = tile + row * kPairColumns;
+    const float* up = gate + kPanelColumns;
+    Bf16 product[kPanelColumns];
+    for (std::size_t column = 0; column < kPanelColumns; ++column) {
+      product[column] = to_bf16(gate[column] / (1.0f + exp_of(-gate[column])) * up[column]);
+    }
+    __builtin_memcpy(out, product, num_columns * sizeof(Bf16));
+  }
+}
+
+}  // namespace
+
+void gemm(const GemmCall& call, Range rows, Range pairs) {
+  alignas(64) float tile[kMaxTileRows * kPairColumns];
+  for (std::size_t pair = pairs.first; pair < pairs.last; ++pair) {
+    const Bf16* panels = call.panels + 2 * pair * call.panel_stride;
+    for (std::size_t row = rows.first; row < rows.last; row += kMaxTileRows) {
+      const std::size_t left = rows.last - row;
+      const std::size_t num_rows = left < kMaxTileRows ? left : kMaxTileRows;
+      kTiles.by_rows[num_rows](call, call.x + row * call.x_stride, panels, tile);
+      if (call.bias != nullptr) add_bias(call.bias + pair * kPairColumns, num_rows, tile);
+      switch (call.output) {
+        case GemmOutput::kStore:
+          write_floats<false>(call, tile, row, num_rows, pair * kPairColumns);
+          break;
+        case GemmOutput::kAdd:
+          write_floats<true>(call, tile, row, num_rows, pair * kPairColumns);
+          break;
+        case GemmOutput::kSiluTimes:
+          write_silu_times(call, tile, row, num_rows, pair * kPanelColumns);
+          break;
+      }
+    }
+  }
+}
+
+}  // namespace everbatch::EVERBATCH_PATH

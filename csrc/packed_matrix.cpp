@@ -1,0 +1,122 @@
+#include "packed_matrix.hpp"
+
+namespace everbatch {
+namespace {
+
+// So many rows of x at once, that they stay in a core's L2 cache while the weights stream by.
+constexpr std::size_t kRowBlockBytes = 1 << 20;
+constexpr std::size_t kMaxBlockRows = 480;
+// Rows of a block are a multiple of every path's tile (12, 4 and 2).
+constexpr std::size_t kRowStep = 12;
+// Pieces for each thread: enough that one which is interrupted does not keep the others waiting.
+constexpr std::size_t kPiecesPerThread = 8;
+
+std::size_t rows_of_a_block(std::size_t num_k_pairs) {
+  const std::size_t fitting = kRowBlockBytes / (2 * sizeof(Bf16) * num_k_pairs);
+  return std::clamp(fitting / kRowStep * kRowStep, kRowStep, kMaxBlockRows);
+}
+
+}  // namespace
+
+PackedMatrix::PackedMatrix(Runtime& runtime, const std::vector<MatrixPart>& parts,
+                           Arrangement arrangement)
+    : arrangement_(arrangement), num_inputs_(parts.at(0).num_inputs) {
+  for (const MatrixPart& part : parts) num_outputs_ += part.num_outputs;
+  num_k_pairs_ = div_ceil(num_inputs_, 2);
+  num_panel_pairs_ = arrangement == Arrangement::kInterleaved
+                         ? div_ceil(parts[0].num_outputs, kPanelColumns)
+                         : div_ceil(num_outputs_, kPairColumns);
+  panels_ = AlignedBuffer<Bf16>(num_panel_pairs_ * 2 * num_k_pairs_ * kPairColumns);
+  if (parts[0].bias != nullptr) bias_ = AlignedBuffer<float>(num_panel_pairs_ * kPairColumns);
+  runtime.pool.run(2 * num_panel_pairs_,
+                   [&](std::size_t panel, int) { pack_panel(parts, panel); });
+}
+
+PackedMatrix::Source PackedMatrix::source_of(const std::vector<MatrixPart>& parts,
+                                             std::size_t column) const {
+  std::size_t part = 0, output = column;
+  if (arrangement_ == Arrangement::kInterleaved) {
+    part = column / kPanelColumns % 2;
+    output = column / kPairColumns * kPanelColumns + column % kPanelColumns;
+  } else {
+    while (part + 1 < parts.size() && output >= parts[part].num_outputs) {
+      output -= parts[part++].num_outputs;
+    }
+  }
+  const MatrixPart& found = parts[part];
+  if (output >= found.num_outputs) return {nullptr, 0.0f};
+  return {found.values + output * found.num_inputs,
+          found.bias != nullptr ? found.bias[output] : 0.0f};
+}
+
+void PackedMatrix::pack_panel(const std::vector<MatrixPart>& parts, std::size_t panel) {
+  Bf16* out = panels_.data() + panel * num_k_pairs_ * kPairColumns;
+  for (std::size_t lane = 0; lane < kPanelColumns; ++lane) {
+    const std::size_t column = panel * kPanelColumns + lane;
+    const Source source = source_of(parts, column);
+    if (source.values == nullptr) continue;
+    if (bias_.size() != 0) bias_.data()[column] = source.bias;
+    for (std::size_t k = 0; k < num_inputs_; ++k) {
+      out[k / 2 * kPairColumns + 2 * lane + k % 2] = to_bf16(source.values[k]);
+    }
+  }
+}
+
+GemmCall PackedMatrix::call_of(const Bf16* x, std::size_t x_stride) const {
+  GemmCall call{};
+  call.x = x;
+  call.x_stride = x_stride;
+  call.panels = panels_.data();
+  call.panel_stride = num_k_pairs_ * kPairColumns;
+  call.num_k_pairs = num_k_pairs_;
+  call.bias = bias_.size() != 0 ? bias_.data() : nullptr;
+  return call;
+}
+
+void PackedMatrix::multiply(Runtime& runtime, const Bf16* x, std::size_t x_stride,
+                            std::size_t num_rows, float* out, std::size_t out_stride,
+                            bool is_adding) const {
+  GemmCall call = call_of(x, x_stride);
+  call.output = is_adding ? GemmOutput::kAdd : GemmOutput::kStore;
+  call.out = out;
+  call.out_stride = out_stride;
+  call.num_columns = num_outputs_;
+  multiply_by_path(runtime, call, num_rows);
+}
+
+void PackedMatrix::silu_times(Runtime& runtime, const Bf16* x, std::size_t x_stride,
+                              std::size_t num_rows, Bf16* out, std::size_t out_stride) const {
+  GemmCall call = call_of(x, x_stride);
+  call.output = GemmOutput::kSiluTimes;
+  call.out = out;
+  call.out_stride = out_stride;
+  call.num_columns = num_outputs_ / 2;
+  multiply_by_path(runtime, call, num_rows);
+}
+
+// Cut the result into pieces of rows and columns; the cut does not change a bit of it.
+void PackedMatrix::multiply_by_path(Runtime& runtime, const GemmCall& call,
+                                    std::size_t num_rows) const {
+  const std::size_t block_rows = rows_of_a_block(num_k_pairs_);
+  const std::size_t num_blocks = div_ceil(num_rows, block_rows);
+  const std::size_t wished = static_cast<std::size_t>(runtime.pool.num_threads()) * kPiecesPerThread;
+  const std::size_t pairs_at_once = div_ceil(num_panel_pairs_ * std::max(num_blocks, 1ul), wished);
+  const std::size_t step = std::min(pairs_at_once, num_panel_pairs_);
+  const std::size_t num_columns = div_ceil(num_panel_pairs_, step);
+  runtime.pool.run(num_blocks * num_columns, [&](std::size_t index, int) {
+    const std::size_t row = index / num_columns * block_rows;
+    const std::size_t pair = index % num_columns * step;
+    runtime.kernels.gemm(call, {row, std::min(num_rows, row + block_rows)},
+                         {pair, std::min(num_panel_pairs_, pair + step)});
+  });
+}
+
+void PackedMatrix::read_output(std::size_t output, float* out) const {
+  const Bf16* panel = panels_.data() + output / kPanelColumns * num_k_pairs_ * kPairColumns;
+  const std::size_t lane = output % kPanelColumns;
+  for (std::size_t k = 0; k < num_inputs_; ++k) {
+    out[k] = to_float(panel[k / 2 * kPairColumns + 2 * lane + k % 2]);
+  }
+}
+
+}  // namespace everbatch

@@ -1,0 +1,73 @@
+// A weight matrix in the order in which products read it, packed once.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "aligned_buffer.hpp"
+#include "kernels.hpp"
+#include "runtime.hpp"
+
+namespace everbatch {
+
+// How values are stored. A further format is a name here, a way to pack, and a product in each path.
+enum class WeightFormat { kBf16 };
+
+// A matrix [num_outputs, num_inputs] of a checkpoint, row-major, and its bias or null.
+struct MatrixPart {
+  const float* values;
+  std::size_t num_outputs;
+  std::size_t num_inputs;
+  const float* bias;
+};
+
+enum class Arrangement {
+  kStacked,      // the outputs of one part after those of the other
+  kInterleaved,  // two parts of one size, a panel of the first beside a panel of the second
+};
+
+class PackedMatrix {
+ public:
+  // The parts have equal num_inputs; either all have a bias or none has.
+  PackedMatrix(Runtime& runtime, const std::vector<MatrixPart>& parts, Arrangement arrangement);
+
+  // out float32 [num_rows, out_stride] = x * matrix + bias, or added to what is there.
+  // x: bf16 [num_rows, x_stride], zero past num_inputs up to an even count.
+  void multiply(Runtime& runtime, const Bf16* x, std::size_t x_stride, std::size_t num_rows,
+                float* out, std::size_t out_stride, bool is_adding) const;
+
+  // out bf16 [num_rows, out_stride] = silu(x * first part) * (x * second part); interleaved only.
+  void silu_times(Runtime& runtime, const Bf16* x, std::size_t x_stride, std::size_t num_rows,
+                  Bf16* out, std::size_t out_stride) const;
+
+  // out [num_inputs] = the weights of one output; for embeddings, whose outputs are tokens.
+  void read_output(std::size_t output, float* out) const;
+
+  WeightFormat format() const { return WeightFormat::kBf16; }
+  Arrangement arrangement() const { return arrangement_; }
+  // Of all parts; an interleaved matrix gives half as many values.
+  std::size_t num_outputs() const { return num_outputs_; }
+  std::size_t num_inputs() const { return num_inputs_; }
+  std::size_t num_bytes() const { return panels_.num_bytes() + bias_.num_bytes(); }
+
+ private:
+  struct Source {
+    const float* values;  // of one output, or null: this column is padding
+    float bias;
+  };
+
+  Source source_of(const std::vector<MatrixPart>& parts, std::size_t column) const;
+  void pack_panel(const std::vector<MatrixPart>& parts, std::size_t panel);
+  void multiply_by_path(Runtime& runtime, const GemmCall& call, std::size_t num_rows) const;
+  GemmCall call_of(const Bf16* x, std::size_t x_stride) const;
+
+  Arrangement arrangement_;
+  std::size_t num_outputs_ = 0;
+  std::size_t num_inputs_ = 0;
+  std::size_t num_k_pairs_ = 0;
+  std::size_t num_panel_pairs_ = 0;
+  AlignedBuffer<Bf16> panels_;
+  AlignedBuffer<float> bias_;  // in the order of columns; empty without
+};
+
+}  // namespace everbatch

@@ -1,0 +1,47 @@
+// Functions of numbers, for the files that are compiled once for each path.
+//
+// Plain arithmetic without branches, which compilers turn into vector code. Products and sums are
+// never contracted (-ffp-contract=off), so a value has the same bits in the body of a loop and in
+// its tail.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace everbatch::EVERBATCH_PATH {
+
+// Sums are kept in so many lanes, on every path, and joined at the end.
+constexpr std::size_t kLanes = 16;
+
+// e ** x, to about 2 units in the last place; x is held in [-87, 88], a NaN stays one.
+// Source: Cephes, expf.c: x = n * ln(2) + r, and a polynomial in r.
+static inline float exp_of(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  x = x > 88.0f ? 88.0f : x;
+  // Adding 1.5 * 2 ** 23 leaves a float32 no place for a fraction: it rounds to the nearest integer.
+  constexpr float kRounder = 12582912.0f;
+  const float shifted = x * 1.44269504088896341f + kRounder;
+  const std::uint32_t n = __builtin_bit_cast(std::uint32_t, shifted) - 0x4b400000u;
+  const float whole = shifted - kRounder;
+  const float r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  float y = 1.9875691500e-4f;
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  return y * __builtin_bit_cast(float, (n + 127u) << 23);
+}
+
+// The sum of kLanes values, as a tree.
+static inline float sum_of_lanes(const float* lanes) {
+  float sums[kLanes];
+  for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] = lanes[lane];
+  for (std::size_t width = kLanes / 2; width > 0; width /= 2) {
+    for (std::size_t lane = 0; lane < width; ++lane) sums[lane] += sums[lane + width];
+  }
+  return sums[0];
+}
+
+}  // namespace everbatch::EVERBATCH_PATH
