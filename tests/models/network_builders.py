@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from everbatch.kernels.batch import PackedBatch
+from everbatch.kernels.protocol import KernelsBackend
 from everbatch.kernels.reference import ReferenceKernels
 from everbatch.models.config import (
     FrequencyFactors,
@@ -95,7 +96,7 @@ class Runner:
         *,
         block_size: int = 4,
         num_blocks: int = 400,
-        backend: type[ReferenceKernels] = ReferenceKernels,
+        backend: KernelsBackend = ReferenceKernels,
     ) -> None:
         self.network = LlamaForCausalLM(config, dict(tensors), backend)
         self.kv = self.network.allocate_kv(num_blocks, block_size)

@@ -12,6 +12,7 @@ from typing import Any
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import div_ceil, format_bytes
 from everbatch.engine.sampling_params import MAX_SEED
+from everbatch.kernels.options import BACKEND_NAMES, MAX_THREADS, BackendName
 from everbatch.scheduler.config import (
     Admission,
     Backfill,
@@ -86,6 +87,9 @@ class EngineOptions:
     max_queue_requests: int = 0
     max_queue_tokens: int = 0
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    kernels: BackendName = "auto"
+    threads: int | None = None
+    """That compute. None: chosen by the kernels from the cores that we may use."""
     seed: int = 0
     event_log: Path | None = None
 
@@ -100,6 +104,7 @@ class EngineOptions:
             _check_swap_space(self.swap_space)
         self._check_one_of("kv_cache_memory", "num_blocks")
         self._check_one_of("host_cache_memory", "num_host_blocks", "swap_space")
+        _check_kernels(self.kernels, self.threads)
         _at_least("seed", self.seed, 0)
         if self.seed > MAX_SEED:
             raise ConfigError(f"seed must lie in [0, {MAX_SEED}], got {self.seed}")
@@ -280,6 +285,15 @@ def _at_least(
         raise ConfigError(f"{name} must be {kind}, not {value!r}")
     if value < low:
         raise ConfigError(f"{name} must be at least {low}{remark}, got {value}")
+
+
+def _check_kernels(kernels: object, threads: int | None) -> None:
+    if kernels not in BACKEND_NAMES:
+        raise ConfigError(f"kernels must be one of {', '.join(BACKEND_NAMES)}, not {kernels!r}")
+    if threads is not None:
+        _at_least("threads", threads, 1)
+        if threads > MAX_THREADS:
+            raise ConfigError(f"threads must be at most {MAX_THREADS:,}, got {threads:,}")
 
 
 def _check_swap_space(gib: object) -> None:

@@ -17,13 +17,12 @@ from everbatch.base.errors import ConfigError, ModelLoadError
 from everbatch.base.units import format_bytes
 from everbatch.engine.engine import Engine
 from everbatch.executors.model.executor import ModelExecutor
+from everbatch.kernels.backends import choose_backend
 from everbatch.kernels.kv_storage import bytes_per_block
-from everbatch.kernels.reference import ReferenceKernels
 from everbatch.models.llama import LlamaForCausalLM, network_shape
 from everbatch.models.weights import LoadedModel, load_model
 from everbatch.tokenizer.tokenizer import Tokenizer
 
-FLOAT32_BYTES = 4
 TOKEN_ID_BYTES = 4
 
 
@@ -64,18 +63,22 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> Re
 def _build(
     options: EngineOptions, clock: WallClock, event_log: EventLogFile | None, tell: Progress
 ) -> RealEngine:
+    backend = choose_backend(options.kernels, options.threads)
     found = resolve_model(options.model, progress=tell)
     tokenizer = Tokenizer.from_path(found.path)
     loaded = _load(found.path, tell)
-    block_bytes = bytes_per_block(network_shape(loaded.config), options.block_size)
+    block_bytes = bytes_per_block(
+        network_shape(loaded.config), options.block_size, backend.kv_dtype
+    )
     free = available_bytes()
     config = scheduler_config(options, loaded.config.max_model_len, block_bytes, free)
     resolved = ResolvedOptions(
         model_path=str(found.path),
         model_name=found.name,
-        dtype="float32",
+        dtype=backend.weight_dtype,
+        kernels=backend.name,
         num_parameters=loaded.num_parameters,
-        model_bytes=loaded.num_parameters * FLOAT32_BYTES,
+        model_bytes=loaded.num_parameters * backend.weight_bytes,
         kv_cache_bytes=config.num_blocks * block_bytes,
         kv_bytes_per_block=block_bytes,
         model_max_len=loaded.config.max_model_len,
@@ -83,7 +86,7 @@ def _build(
         seed=options.seed,
     )
     try:
-        network = LlamaForCausalLM(loaded.config, loaded.tensors, ReferenceKernels)
+        network = LlamaForCausalLM(loaded.config, loaded.tensors, backend.build)
         if config.preemption_mode == "auto":
             costs = measure_costs(network, config.block_size, clock)
             config = replace(config, preemption_costs=costs)

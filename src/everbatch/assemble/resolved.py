@@ -30,6 +30,8 @@ class ResolvedOptions:
     model_path: str
     model_name: str
     dtype: str
+    kernels: str
+    """Which, on what."""
     num_parameters: int
     model_bytes: int
     kv_cache_bytes: int
@@ -49,6 +51,7 @@ class ResolvedOptions:
                 "parameters",
                 f"{self.num_parameters:,} as {self.dtype}, {format_bytes(self.model_bytes)}",
             ),
+            ("kernels", self.kernels),
             (
                 "kv blocks",
                 f"{config.num_blocks:,} of {config.block_size} tokens = {pool_tokens:,} "
@@ -98,6 +101,7 @@ class ResolvedOptions:
             "model": {
                 "name": self.model_name,
                 "dtype": self.dtype,
+                "kernels": self.kernels,
                 "num_parameters": self.num_parameters,
                 "kv_bytes_per_block": self.kv_bytes_per_block,
             },

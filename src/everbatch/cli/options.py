@@ -16,6 +16,7 @@ from everbatch.assemble.options import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineOpt
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import parse_bytes
 from everbatch.cli.sections import SectionedOption
+from everbatch.kernels.options import BACKEND_NAMES, MAX_THREADS
 from everbatch.scheduler import config as choices
 from everbatch.scheduler.config import TenantConfig
 
@@ -210,6 +211,18 @@ _OPTIONS = [
     _other(
         "--enable-prefix-caching/--no-enable-prefix-caching",
         help="Reuse the KV blocks of equal beginnings of prompts.",
+    ),
+    _other(
+        "--kernels",
+        type=click.Choice(BACKEND_NAMES),
+        default="auto",
+        show_default=True,
+        help="What computes: C++ in bfloat16, or numpy in float32; auto: native if it was built.",
+    ),
+    _other(
+        "--threads",
+        type=click.IntRange(1, MAX_THREADS),
+        help="Threads that compute. Default: what the cores we may use allow.",
     ),
     _other(
         "--seed",

@@ -229,6 +229,7 @@ def resolved_options(config: SchedulerConfig) -> ResolvedOptions:
         model_path="/models/x",
         model_name="x",
         dtype="float32",
+        kernels="reference (numpy)",
         num_parameters=1_000_000,
         model_bytes=4_000_000,
         kv_cache_bytes=10 * BLOCK_BYTES,

@@ -1,0 +1,121 @@
+"""The extension module made of csrc/ (bindings.cpp documents what each checks).
+
+Arrays are C-contiguous and of exactly these types; bfloat16 is its bits in uint16. TypeError for
+another type or layout, ValueError for sizes, indices or overlaps that do not fit.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everbatch.kernels.arrays import Floats, Int32s
+
+_Bf16s = NDArray[np.uint16]
+
+def available_paths() -> list[str]:
+    """Names of the paths that this CPU runs, fastest first."""
+
+def attention(
+    runtime: Runtime,
+    queries: _Bf16s,
+    keys: _Bf16s,
+    values: _Bf16s,
+    cu_seqlens_q: Int32s,
+    context_lens: Int32s,
+    block_tables: Int32s,
+    out: _Bf16s,
+) -> None:
+    """Attention of one layer. queries, out: [T, H, D]; keys, values: [blocks, size, H_kv, D]."""
+
+class Runtime:
+    """Threads and a path."""
+
+    def __init__(self, num_threads: int, path: str | None = None) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+
+class Matrix:
+    """A packed matrix. parts: float32 [out, in]; biases: one [out] for each part."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        parts: Sequence[Floats],
+        biases: Sequence[Floats] | None = None,
+        interleaved: bool = False,
+    ) -> None: ...
+    def multiply(self, runtime: Runtime, x: _Bf16s, out: Floats) -> None:
+        """out [M, out] = x [M, in] times the matrix, plus bias; not for an interleaved one."""
+
+    def silu_times(self, runtime: Runtime, x: _Bf16s, out: _Bf16s) -> None:
+        """out [M, out / 2] = silu(x * first part) * (x * second part); interleaved only."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+class Layer:
+    """The weights of one layer."""
+
+    def __init__(
+        self,
+        attention_norm: Floats,
+        qkv: Matrix,
+        q_norm: Floats | None,
+        k_norm: Floats | None,
+        o: Matrix,
+        mlp_norm: Floats,
+        gate_up: Matrix,
+        down: Matrix,
+    ) -> None: ...
+
+class Network:
+    """All weights of a network, and the memory of its intermediate results."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        hidden_size: int,
+        intermediate_size: int,
+        vocab_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rms_norm_eps: float,
+        layers: Sequence[Layer],
+        embedding: Matrix,
+        lm_head: Matrix | None,
+        final_norm: Floats,
+        inverse_frequencies: Floats,
+        rotary_scale: float,
+    ) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def workspace_bytes(self) -> int: ...
+
+class Step:
+    """One forward pass: the operations of protocol.StepKernels, on memory of the network."""
+
+    def __init__(
+        self,
+        network: Network,
+        input_ids: Int32s,
+        positions: Int32s,
+        cu_seqlens_q: Int32s,
+        context_lens: Int32s,
+        block_tables: Int32s,
+        slot_mapping: Int32s,
+        logit_rows: Int32s,
+        keys: NDArray[np.generic],
+        values: NDArray[np.generic],
+    ) -> None: ...
+    def embed(self) -> None: ...
+    def norm_qkv_rope_write(self, layer: int) -> None: ...
+    def paged_attention(self, layer: int) -> None: ...
+    def project_add(self, layer: int) -> None: ...
+    def norm_mlp_add(self, layer: int) -> None: ...
+    def norm_logits(self, logits: Floats) -> None: ...

@@ -1,0 +1,177 @@
+"""The native backend: C++ kernels, bfloat16 weights and KV, float32 sums.
+
+Belongs here: the Python face of csrc/. Not here: arithmetic (csrc/, whose specification is
+reference.py). Imported only where the extension was built; backends.py
+knows.
+Called by models through the protocol.
+
+A token's result depends on its own context alone, bit by bit: not on what shares the batch, how a
+prompt is cut into chunks, or how many threads compute (docs/kernels.md says why).
+"""
+
+import os
+from enum import Enum, auto
+
+import numpy as np
+
+from everbatch.base.errors import ConfigError
+from everbatch.kernels import _native
+from everbatch.kernels.arrays import Floats
+from everbatch.kernels.batch import PackedBatch
+from everbatch.kernels.cores import num_physical_cores
+from everbatch.kernels.kv_storage import KVStorage
+from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
+
+PATH_VARIABLE = "EVERBATCH_CPU_PATH"
+"""Names the path to use, for tests and comparisons: avx512, avx2 or portable."""
+
+KV_DTYPE = np.uint16
+"""The bits of bfloat16."""
+
+
+class NativeKernels:
+    """One network's weights, packed as bfloat16: a Kernels, whose class is a KernelsBackend.
+
+    Its steps share their intermediate results, so one runs at a time.
+    """
+
+    def __init__(
+        self, shape: NetworkShape, weights: NetworkWeights, runtime: _native.Runtime | None = None
+    ) -> None:
+        self.shape = shape
+        self.runtime = runtime or make_runtime()
+        # Read one layer at a time, so that the caller can drop what has been packed.
+        layers = [self._packed_layer(layer) for layer in weights.layers]
+        tied = weights.lm_head is weights.embedding
+        self._network = _native.Network(
+            self.runtime,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            vocab_size=shape.vocab_size,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            rms_norm_eps=shape.rms_norm_eps,
+            layers=layers,
+            # Once in memory where they are tied: looking up a packed row costs microseconds.
+            embedding=_native.Matrix(self.runtime, [weights.embedding]),
+            lm_head=None if tied else _native.Matrix(self.runtime, [weights.lm_head]),
+            final_norm=weights.final_norm,
+            inverse_frequencies=weights.inverse_frequencies,
+            rotary_scale=weights.rotary_scale,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the packed weights."""
+        return self._network.num_bytes
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory of the intermediate results of the largest batch so far."""
+        return self._network.workspace_bytes
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage:
+        """Give empty bfloat16 storage."""
+        return KVStorage(self.shape, num_blocks, block_size, KV_DTYPE)
+
+    def begin_step(self, batch: PackedBatch, kv: KVStorage) -> "NativeStep":
+        """Give the operations of one forward pass over `batch`. ValueError where an index of the
+        batch leads out of the vocabulary or the storage."""
+        return NativeStep(self._network, self.shape.vocab_size, batch, kv)
+
+    def _packed_layer(self, weights: LayerWeights) -> _native.Layer:
+        return _native.Layer(
+            attention_norm=weights.attention_norm,
+            qkv=self._packed(
+                [weights.q_proj, weights.k_proj, weights.v_proj],
+                [weights.q_bias, weights.k_bias, weights.v_bias],
+            ),
+            q_norm=weights.q_norm,
+            k_norm=weights.k_norm,
+            o=self._packed([weights.o_proj], [weights.o_bias]),
+            mlp_norm=weights.mlp_norm,
+            gate_up=self._packed(
+                [weights.gate_proj, weights.up_proj],
+                [weights.gate_bias, weights.up_bias],
+                interleaved=True,
+            ),
+            down=self._packed([weights.down_proj], [weights.down_bias]),
+        )
+
+    def _packed(
+        self, parts: list[Floats], biases: list[Floats | None], *, interleaved: bool = False
+    ) -> _native.Matrix:
+        present = [bias for bias in biases if bias is not None]
+        assert len(present) in (0, len(parts))
+        return _native.Matrix(self.runtime, parts, present or None, interleaved)
+
+
+def make_runtime(num_threads: int | None = None, path: str | None = None) -> _native.Runtime:
+    """Give threads, None: one for each physical core we may use, on a path of the CPU, None: what
+    the environment names, or else the fastest. ConfigError where one of them cannot be."""
+    wished_path = path or os.environ.get(PATH_VARIABLE)
+    try:
+        return _native.Runtime(num_threads or num_physical_cores(), wished_path)
+    except ValueError as error:
+        raise ConfigError(f"native kernels: {error}") from error
+
+
+class _Tensor(Enum):
+    """What an operation gives: the step itself holds the numbers, as its caller never looks."""
+
+    HIDDEN = auto()
+    QUERIES = auto()
+    ATTENDED = auto()
+
+
+class NativeStep:
+    """The operations of one forward pass. Implements StepKernels, which documents each."""
+
+    def __init__(
+        self, network: _native.Network, vocab_size: int, batch: PackedBatch, kv: KVStorage
+    ) -> None:
+        self._logits_shape = (len(batch.logit_rows), vocab_size)
+        self._step = _native.Step(
+            network,
+            batch.input_ids,
+            batch.positions,
+            batch.cu_seqlens_q,
+            batch.context_lens,
+            np.ascontiguousarray(batch.block_tables),
+            batch.slot_mapping,
+            batch.logit_rows,
+            kv.keys,
+            kv.values,
+        )
+
+    def embed(self) -> _Tensor:
+        self._step.embed()
+        return _Tensor.HIDDEN
+
+    def norm_qkv_rope_write(self, layer: int, hidden: _Tensor) -> _Tensor:
+        assert hidden is _Tensor.HIDDEN
+        self._step.norm_qkv_rope_write(layer)
+        return _Tensor.QUERIES
+
+    def paged_attention(self, layer: int, queries: _Tensor) -> _Tensor:
+        assert queries is _Tensor.QUERIES
+        self._step.paged_attention(layer)
+        return _Tensor.ATTENDED
+
+    def project_add(self, layer: int, attended: _Tensor, hidden: _Tensor) -> _Tensor:
+        assert attended is _Tensor.ATTENDED
+        assert hidden is _Tensor.HIDDEN
+        self._step.project_add(layer)
+        return hidden
+
+    def norm_mlp_add(self, layer: int, hidden: _Tensor) -> _Tensor:
+        assert hidden is _Tensor.HIDDEN
+        self._step.norm_mlp_add(layer)
+        return hidden
+
+    def norm_logits(self, hidden: _Tensor) -> Floats:
+        assert hidden is _Tensor.HIDDEN
+        logits = np.empty(self._logits_shape, np.float32)
+        self._step.norm_logits(logits)
+        return logits

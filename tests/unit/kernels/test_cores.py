@@ -1,0 +1,49 @@
+"""Counting cores on machines that are laid out in a directory."""
+
+from pathlib import Path
+
+import pytest
+
+from everbatch.kernels.cores import num_physical_cores
+
+
+def lay_out(root: Path, siblings: dict[int, str], quota: str | None = None) -> Path:
+    for cpu, text in siblings.items():
+        directory = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        directory.mkdir(parents=True)
+        (directory / "thread_siblings_list").write_text(text + "\n")
+    if quota is not None:
+        (root / "sys/fs/cgroup").mkdir(parents=True)
+        (root / "sys/fs/cgroup/cpu.max").write_text(quota + "\n")
+    return root
+
+
+def test_threads_of_one_core_count_once(tmp_path: Path) -> None:
+    root = lay_out(tmp_path, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"})
+
+    assert num_physical_cores(root, range(4)) == 2
+    assert num_physical_cores(root, [0, 2]) == 1
+    assert num_physical_cores(root, [0, 1]) == 2
+
+
+def test_where_the_system_does_not_tell_each_cpu_is_a_core(tmp_path: Path) -> None:
+    assert num_physical_cores(tmp_path, range(3)) == 3
+    assert num_physical_cores(tmp_path, []) == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        ("200000 100000", 2),
+        ("150000 100000", 2),
+        ("50000 100000", 1),
+        ("max 100000", 4),
+        ("1 0", 4),
+    ],
+)
+def test_limit_of_a_container_bounds_them(tmp_path: Path, quota: str, cores: int) -> None:
+    assert num_physical_cores(lay_out(tmp_path, {}, quota), range(4)) == cores
+
+
+def test_this_machine_has_one_core_at_least() -> None:
+    assert num_physical_cores() >= 1
