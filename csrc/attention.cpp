@@ -177,42 +177,51 @@ void pack_values(const Bf16* const* values, std::size_t num_position_pairs, std:
   }
 }
 
+// Scale the scores of a tile, in place; give the largest of them and of `largest`.
+inline float scale_and_find_largest(float* __restrict scores, float scale, float largest) {
+  float lanes[kLanes];
+  for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] = largest;
+  for (std::size_t first = 0; first < kTilePositions; first += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const float score = scores[first + lane] * scale;
+      scores[first + lane] = score;
+      // False for a NaN, which so stays out of here; the weights will have it.
+      lanes[lane] = score > lanes[lane] ? score : lanes[lane];
+    }
+  }
+  return join_lanes<kLanes>(lanes, [](float a, float b) { return b > a ? b : a; });
+}
+
+inline void exponentiate(const float* __restrict scores, float largest, Bf16* __restrict weights) {
+  for (std::size_t i = 0; i < kTilePositions; ++i) weights[i] = to_bf16(exp_of(scores[i] - largest));
+}
+
+// totals = totals * shrink + weights, lane by lane.
+inline void add_weights(const Bf16* __restrict weights, float shrink, float* __restrict totals) {
+  for (std::size_t lane = 0; lane < kLanes; ++lane) totals[lane] *= shrink;
+  for (std::size_t first = 0; first < kTilePositions; first += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      totals[lane] += to_float(weights[first + lane]);
+    }
+  }
+}
+
 // Turn a row's scores of a tile into weights, and rescale what was summed before.
-// Positions [0, num_seen) of the tile count.
+// Positions [0, num_seen) of the tile count; what is stored for the others may be anything.
 void softmax_row(const AttentionCall& call, const Scratch& scratch, std::size_t row,
                  std::size_t num_seen) {
   float* scores = scratch.scores + row * kTilePositions;
   Bf16* weights = scratch.weights + row * kTilePositions;
-  float* totals = scratch.totals + row * kLanes;
-  float* sums = scratch.sums + row * scratch.value_columns;
-  float lanes[kLanes];
-  for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] = -kInfinity;
-  for (std::size_t first = 0; first < kTilePositions; first += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      const float score = scores[first + lane] * call.scale;
-      // What lies behind the context may be anything.
-      const float seen = first + lane < num_seen ? score : -kInfinity;
-      scores[first + lane] = score;
-      lanes[lane] = seen > lanes[lane] ? seen : lanes[lane];
-    }
-  }
-  float largest = scratch.largest[row];
-  for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    largest = lanes[lane] > largest ? lanes[lane] : largest;
-  }
+  for (std::size_t i = num_seen; i < kTilePositions; ++i) scores[i] = -kInfinity;
+  const float largest = scale_and_find_largest(scores, call.scale, scratch.largest[row]);
   // Of the first tile this is e ** -87 at most, times sums that are 0.
   const float shrink = exp_of(scratch.largest[row] - largest);
   scratch.largest[row] = largest;
-  for (std::size_t lane = 0; lane < kLanes; ++lane) totals[lane] *= shrink;
-  for (std::size_t first = 0; first < kTilePositions; first += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      const float weight = exp_of(scores[first + lane] - largest);
-      const Bf16 rounded = first + lane < num_seen ? to_bf16(weight) : Bf16{0};
-      weights[first + lane] = rounded;
-      // What the product will use, so that weights sum to 1 as rounded.
-      totals[lane] += to_float(rounded);
-    }
-  }
+  exponentiate(scores, largest, weights);
+  for (std::size_t i = num_seen; i < kTilePositions; ++i) weights[i] = 0;
+  // As rounded, which is what the product will use: so the weights sum to 1.
+  add_weights(weights, shrink, scratch.totals + row * kLanes);
+  float* sums = scratch.sums + row * scratch.value_columns;
   for (std::size_t i = 0; i < scratch.value_columns; ++i) sums[i] *= shrink;
 }
 

@@ -34,14 +34,25 @@ static inline float exp_of(float x) {
   return y * __builtin_bit_cast(float, (n + 127u) << 23);
 }
 
-// The sum of kLanes values, as a tree.
+// Join lane by lane, the upper half to the lower, until one is left: a tree of fixed shape.
+template <std::size_t Width, typename Join>
+static inline float join_lanes(float* lanes, Join join) {
+  if constexpr (Width == 1) {
+    return lanes[0];
+  } else {
+    constexpr std::size_t kHalf = Width / 2;
+    for (std::size_t lane = 0; lane < kHalf; ++lane) {
+      lanes[lane] = join(lanes[lane], lanes[lane + kHalf]);
+    }
+    return join_lanes<kHalf>(lanes, join);
+  }
+}
+
+// The sum of kLanes values.
 static inline float sum_of_lanes(const float* lanes) {
   float sums[kLanes];
   for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] = lanes[lane];
-  for (std::size_t width = kLanes / 2; width > 0; width /= 2) {
-    for (std::size_t lane = 0; lane < width; ++lane) sums[lane] += sums[lane + width];
-  }
-  return sums[0];
+  return join_lanes<kLanes>(sums, [](float a, float b) { return a + b; });
 }
 
 }  // namespace everbatch::EVERBATCH_PATH

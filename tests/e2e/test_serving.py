@@ -45,8 +45,9 @@ def greedy(
     "line",
     [
         rf"model +{MODEL}  \(.+\.gguf\)",
-        r"parameters +134,515,008 as float32, 513\.1 MiB",
-        r"kv blocks +[\d,]+ of 16 tokens = [\d,]+ tokens, .+ when .+ \(720\.0 KiB each\)",
+        r"parameters +134,515,008 as (bfloat16, 256\.6|float32, 513\.1) MiB",
+        r"kernels +(native, \w+, \d+ threads?|reference \(numpy\).*)",
+        r"kv blocks +[\d,]+ of 16 tokens = [\d,]+ tokens, .+ when .+ \((360|720)\.0 KiB each\)",
         r"max_model_len +8,192",
         r"max_num_seqs +128",
         r"max_num_batched_tokens +512",

@@ -37,6 +37,7 @@ OPTIONS = {
         "num_host_blocks": ROOMY,
     },
 }
+QUICK = ("chunks of 16", "recompute")
 
 
 @cache
@@ -74,7 +75,10 @@ def test_greedy_text_mostly_agrees_with_the_oracle_in_float32() -> None:
     assert comparison.num_tokens_compared / comparison.num_tokens_expected > MIN_AGREEMENT
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in OPTIONS],
+)
 def test_no_option_changes_a_token(options: str) -> None:
     run = answer(2, **OPTIONS[options])
 
