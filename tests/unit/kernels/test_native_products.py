@@ -4,6 +4,8 @@ The bound on errors is that of any sum of K float32 products: K * 2 ** -24 of th
 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1).
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from native_kernels import PATHS, exactly, random_bf16, runtime
@@ -23,6 +25,7 @@ SHAPES = [
     (13, 192, 64),
     (37, 100, 130),
     (500, 70, 576),
+    (4096, 33, 16),
 ]
 
 
@@ -132,3 +135,20 @@ def test_no_rows_are_no_error():
     matrix = _native.Matrix(runtime(), [np.ones((4, 4), np.float32)])
 
     assert multiplied(matrix, np.zeros((0, 4), np.uint16), 4, PATHS[0]).shape == (0, 4)
+
+
+def test_callers_of_one_runtime_wait_for_each_other() -> None:
+    rng = np.random.default_rng(4)
+    matrix = _native.Matrix(runtime(), [rng.standard_normal((160, 32), dtype=np.float32)])
+    x = random_bf16(rng, 3, 32)
+    expected = multiplied(matrix, x, 160, PATHS[0])
+
+    def many() -> bool:
+        return all(
+            np.array_equal(multiplied(matrix, x, 160, PATHS[0], 4), expected) for _ in range(500)
+        )
+
+    with ThreadPoolExecutor(3) as callers:
+        results = [callers.submit(many) for _ in range(3)]
+
+    assert [result.result() for result in results] == [True] * 3
