@@ -1,6 +1,6 @@
 """Candidate: the same workload through `everbatch serve`, one HTTP stream a prompt.
 
-    python benchmarks/http_streams.py MODEL
+    python benchmarks/http_streams.py MODEL [--kernels auto|native|reference]
 
 Starts the server on a free port of the loopback address and ends it. The client is raw: sockets of
 asyncio, lines looked at as bytes, so that what it costs is small; its CPU time is printed too.
@@ -29,9 +29,12 @@ USAGE = re.compile(rb'"completion_tokens":(\d+)')
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
+    parser.add_argument("--kernels", default="auto")
     options = parser.parse_args()
     start_ns = time.perf_counter_ns()
-    server = subprocess.Popen(_command(options.model), stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        _command(options.model, options.kernels), stderr=subprocess.PIPE, text=True
+    )
     try:
         host, port = _wait_until_ready(server)
         ready_s = (time.perf_counter_ns() - start_ns) / 1e9
@@ -49,12 +52,12 @@ def main() -> None:
     print_figures(figures, ready_s=round(ready_s, 2), client_cpu_s=round(cpu_s, 2))
 
 
-def _command(model: str) -> list[str]:
+def _command(model: str, kernels: str) -> list[str]:
     return [
         *(sys.executable, "-m", "everbatch.cli.main", "serve", model, "--port", "0"),
         *("--max-num-seqs", str(MAX_BATCH), "--max-model-len", str(MAX_MODEL_LEN)),
         *("--max-num-batched-tokens", str(MAX_NUM_BATCHED_TOKENS)),
-        "--no-enable-prefix-caching",
+        *("--no-enable-prefix-caching", "--kernels", kernels),
     ]
 
 

@@ -1,6 +1,6 @@
 """Candidate: everbatch's offline rates, printed as one JSON line.
 
-    python benchmarks/offline.py MODEL
+    python benchmarks/offline.py MODEL [--kernels auto|native|reference]
 
 MODEL is what `everbatch.LLM` takes: a GGUF file, a local directory, or a hub name.
 """
@@ -24,6 +24,7 @@ from everbatch import LLM, SamplingParams
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
+    parser.add_argument("--kernels", default="auto")
     options = parser.parse_args()
     start_ns = time.perf_counter_ns()
     llm = LLM(
@@ -32,6 +33,7 @@ def main() -> None:
         max_num_seqs=MAX_BATCH,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         enable_prefix_caching=False,
+        kernels=options.kernels,
     )
     load_s = (time.perf_counter_ns() - start_ns) / 1e9
 
@@ -43,6 +45,7 @@ def main() -> None:
     print_figures(
         measure(generate),
         load_s=round(load_s, 2),
+        kernels=options.kernels,
         everbatch=metadata.version("everbatch"),
         numpy=metadata.version("numpy"),
         python=platform.python_version(),
