@@ -98,7 +98,10 @@ def test_sizes_that_differ_from_the_weights_are_told(tmp_path: Path) -> None:
     [
         (["--max-model-len", "257"], ["257", "256 tokens", "lower it"]),
         (["--max-model-len", "200", "--num-blocks", "4"], ["13 KV blocks", "4", "lower it to 65"]),
-        (["--kv-cache-memory", "1KB"], ["1,000 B holds no block", "4.0 KiB", "raise it"]),
+        (
+            ["--kv-cache-memory", "1KB", "--kernels", "reference"],
+            ["1,000 B holds no block", "4.0 KiB", "raise it"],
+        ),
         (["--kv-cache-memory", "100000GiB"], ["100,000.0 GiB", "that are free", "ask for less"]),
         (["--num-blocks", "60000000"], ["--num-blocks 60,000,000", "ask for at most"]),
     ],
