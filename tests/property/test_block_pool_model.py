@@ -233,5 +233,5 @@ class FullPoolMachine(PoolMachine):
     pass
 
 
-TestBlockPoolFull = pytest.mark.full(FullPoolMachine.TestCase)
+TestBlockPoolFull = pytest.mark.timeout(3_000)(pytest.mark.full(FullPoolMachine.TestCase))
 TestBlockPoolFull.settings = FULL

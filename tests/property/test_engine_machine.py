@@ -166,5 +166,5 @@ class FullEngineMachine(EngineMachine):
     pass
 
 
-TestEngineFull = pytest.mark.full(FullEngineMachine.TestCase)
+TestEngineFull = pytest.mark.timeout(3_000)(pytest.mark.full(FullEngineMachine.TestCase))
 TestEngineFull.settings = FULL
