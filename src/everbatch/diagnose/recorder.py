@@ -282,7 +282,7 @@ class _Scribe:
         is_rebuild = live is not None and live.outputs > 0 and not self._completes
         kind = "rebuild" if is_rebuild else "prefill"
         run = self._run
-        if run is not None and run.kind == kind and run.to_step == step - 1:
+        if run is not None and (run.kind, run.by, run.to_step) == (kind, by, step - 1):
             run.to_step, run.to_t = step, event.t
             run.tokens += count
             run.num_passes += 1
@@ -370,9 +370,8 @@ class _Scribe:
 
     def _shares(self, id: str) -> bool:
         """Whether another sample computes the prompt that this one waits for with its slot."""
-        group, _, number = self.life.id.rpartition("/")
-        is_sample = self.life.num_samples > 1 and number != "0"
-        return is_sample and id == f"{group}/0" and self.life.first_token_t is None
+        is_sibling = id.rpartition("/")[0] == self.life.id.rpartition("/")[0]
+        return self.life.num_samples > 1 and is_sibling and self.life.first_token_t is None
 
 
 def _lack(event: Deferred) -> Lack:

@@ -41,6 +41,9 @@ class Live:
     priority: int = 0
     tenant: str = ""
     num_samples: int = 1
+    ended_samples: list[str] = field(default_factory=list)
+    has_forked: bool = False
+    """Whether its samples have got their prompt, which one of them reads for all."""
     slot: int | None = None
     has_started: bool = False
     computed: int = 0
@@ -51,6 +54,12 @@ class Live:
     is_swapped: bool = False
     obstacle: Deferred | None = None
     """Why it got no token in the last step."""
+
+    @property
+    def samples(self) -> list[str]:
+        """Its samples that live, by number: until they fork the first reads the prompt."""
+        ids = (f"{self.id}/{number}" for number in range(self.num_samples))
+        return [id for id in ids if id not in self.ended_samples]
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,7 +105,6 @@ class World:
     """Between the last two passes."""
     _obstructed: dict[str, Deferred] = field(default_factory=dict)
     """Those of the queue with an obstacle of their own."""
-    _forked: dict[str, None] = field(default_factory=dict)
     _num_arrived: int = 0
 
     def take(self, event: Event) -> None:
@@ -167,7 +175,6 @@ class World:
 
     def _arrive(self, event: Arrived) -> None:
         self._num_arrived += 1
-        self._forked.pop(event.id, None)
         self.live[event.id] = Live(
             event.id,
             self._num_arrived,
@@ -197,12 +204,8 @@ class World:
 
     def _joining(self, id: str) -> Live:
         """Give the request that is admitted; a sample begins to exist by that."""
-        group, _, number = id.rpartition("/")
-        known = self.live.get(id)
-        if known is not None or not number.isdigit():
-            return known or self._known(id)
-        whole = self.live.get(group)
-        if whole is None or whole.num_samples == 1:
+        whole = self._whole(id)
+        if whole is None or id in self.live:
             return self._known(id)
         live = self.live[id] = Live(
             id,
@@ -214,15 +217,19 @@ class World:
             whole.tenant,
         )
         whole.obstacle = None
-        self._obstructed.pop(group, None)
+        self._obstructed.pop(whole.id, None)
         return live
+
+    def _whole(self, id: str) -> Live | None:
+        """Give the request that `id` is a sample of; None if it is none, or nothing is known."""
+        group, _, number = id.rpartition("/")
+        whole = self.live.get(group) if number.isdigit() else None
+        return whole if whole is not None and whole.num_samples > 1 else None
 
     def _follows(self, id: str) -> bool:
         """Whether it is a sample whose prompt another one computes."""
-        group, _, number = id.rpartition("/")
-        whole = self.live.get(group)
-        is_sample = whole is not None and whole.num_samples > 1
-        return is_sample and number != "0" and group not in self._forked
+        whole = self._whole(id)
+        return whole is not None and not whole.has_forked and whole.samples[:1] != [id]
 
     def _complete(self, event: Decoding) -> None:
         live = self._known(event.id)
@@ -256,16 +263,16 @@ class World:
 
     def _unforked_members(self, live: Live) -> list[Live]:
         """Give a request and the samples that wait for it to compute their prompt."""
-        group = live.id.rpartition("/")[0]
-        whole = self.live.get(group)
-        if whole is None or whole.num_samples == 1 or group in self._forked:
+        whole = self._whole(live.id)
+        if whole is None or whole.has_forked:
             return [live]
-        ids = (f"{group}/{number}" for number in range(whole.num_samples))
-        return [self.live[id] for id in ids if id in self.live]
+        return [self.live[id] for id in whole.samples if id in self.live]
 
     def _end(self, event: Finished | SampleFinished) -> None:
         live = self.live.pop(event.id, None)
         self._obstructed.pop(event.id, None)
+        if isinstance(event, SampleFinished):
+            self._leave_group(event.id, live)
         if live is None or (live.num_samples > 1 and live.slot is None):
             return
         blocks, slot = self.blocks(live), live.slot
@@ -274,6 +281,18 @@ class World:
         self.returns.append(Return(event.id, event.reason, slot, blocks))
         if is_masked and not self.slots:
             self.masked.clear()
+
+    def _leave_group(self, id: str, ended: Live | None) -> None:
+        """Let the next sample go on where one ends that reads the prompt for all."""
+        whole = self._whole(id)
+        if whole is None:
+            return
+        is_reader = not self._follows(id) and not whole.has_forked
+        whole.ended_samples.append(id)
+        heir = self.live.get(next(iter(whole.samples), ""))
+        if is_reader and ended is not None and heir is not None:
+            heir.computed, ended.computed = ended.computed, 0
+            heir.is_swapped = ended.is_swapped
 
     def _free_slot(self, live: Live, *, stays_masked: bool) -> None:
         slot, live.slot = live.slot, None
@@ -292,9 +311,9 @@ class World:
         for id, start, count in event.chunks:
             live = self._known(id)
             live.computed, live.obstacle = start + count, None
-            group, _, number = id.rpartition("/")
-            if number == "0" and live.outputs and group in self.live:
-                self._forked[group] = None
+            whole = self._whole(id)
+            if whole is not None and live.computed >= (whole.prompt_tokens or 0):
+                whole.has_forked = True
 
     def _pass(self, step: int) -> None:
         self.step = step

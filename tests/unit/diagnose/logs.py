@@ -1,11 +1,14 @@
 """Logs for the tests of this folder: what simulated runs write, and lines to take away from it."""
 
 import json
+from dataclasses import asdict
 from io import StringIO
 from typing import Any
 
+from builders import World, make_config
 from command_line import scenario_text
 
+from everbatch.base.eventlog import EventLogWriter
 from everbatch.diagnose.explain import explain
 from everbatch.diagnose.life import Life
 from everbatch.sim.run import simulate
@@ -21,6 +24,23 @@ def log_of(*requests: dict, run: dict | None = None, **engine: Any) -> list[str]
     scenario = parse_scenario(scenario_text(requests, run, **engine), "given", "given")
     file = StringIO()
     simulate(scenario, file)
+    return file.getvalue().splitlines(keepends=True)
+
+
+def log_with_leavers(leaving: dict[int, str], *clients: Any, **engine: Any) -> list[str]:
+    """The event log of a run in which single samples, or requests, leave at boundaries."""
+    world = World(make_config(**engine), clients)
+    for boundary, id in sorted(leaving.items()):
+        while world.boundary < boundary:
+            world.arrive()
+            world.step()
+        world.arrive()
+        world.engine.abort(id)
+    world.run()
+    file = StringIO()
+    writer = EventLogWriter(file, {"config": asdict(world.config), "clock": "ns"})
+    writer.write(world.events)
+    writer.flush()
     return file.getvalue().splitlines(keepends=True)
 
 

@@ -1,7 +1,8 @@
 """The life of one request as a log tells it: chapters in order, who is in it, and sums."""
 
 import pytest
-from unit.diagnose.logs import changed, life_of, log_of, request, told
+from builders import client
+from unit.diagnose.logs import changed, life_of, log_of, log_with_leavers, request, told
 
 from everbatch.base.errors import EventLogError
 from everbatch.diagnose.explain import UnknownRequest, explain
@@ -140,6 +141,36 @@ def test_a_request_s_own_id_tells_of_all_samples():
     assert [life.id for life in lives] == ["a/0", "a/1"]
     assert [life.waits()[0].lacking for life in lives] == [Lack(slots=1)] * 2
     assert lives[1].runs()[0].by == "a/0"
+
+
+def test_a_sample_that_goes_on_with_a_prompt_is_told_to_read_it():
+    log = log_with_leavers({2: "a/0"}, client("a", 10, 3, n=3), max_num_batched_tokens=4)
+    prefills = {
+        life.id: [(run.by, run.from_step, run.to_step, run.tokens) for run in life.runs()[:-1]]
+        for life in explain(log, "a").lives[1:]
+    }
+
+    assert prefills == {
+        "a/1": [("a/0", 1, 2, 8), (None, 3, 3, 2)],
+        "a/2": [("a/0", 1, 2, 8), ("a/1", 3, 3, 2)],
+    }
+
+
+def test_a_sample_that_yields_after_others_took_over_leaves_them_their_slots():
+    clients = [client("b", 4, 20), client("a", 8, 9, n=3)]
+    options = {"num_blocks": 8, "long_prefill_token_threshold": 4, "admission": "now"}
+    life = life_of(log_with_leavers({1: "a/0"}, *clients, **options), "a/2")
+    wait = life.waits()[0]
+
+    assert (wait.phase, wait.usage.slots) == ("preempted", ((0, "b"), (2, "a/1")))
+
+
+def test_a_sample_that_leaves_its_prompt_to_another_gives_back_its_slot_alone():
+    clients = [client("a", 16, 2, n=2), client("b", 4, 2, arrival=1)]
+    options = {"max_num_seqs": 2, "long_prefill_token_threshold": 4}
+    [wait] = life_of(log_with_leavers({2: "a/0"}, *clients, **options), "b").waits()
+
+    assert [(back.id, back.slot, back.blocks) for back in wait.freed] == [("a/0", 0, 0)]
 
 
 def test_a_refusal_is_explained_with_its_numbers():
