@@ -10,11 +10,11 @@ whenever it was flushed, and not the header.
 """
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields
 from hashlib import sha256
 from json.encoder import encode_basestring as _quoted
-from typing import TextIO
+from typing import Any, TextIO, get_args, get_origin
 
 from everbatch.base.errors import EventLogError
 from everbatch.base.events import EVENT_LOG_VERSION, EVENT_TYPES, Event, QuietSteps, StepRan
@@ -230,14 +230,56 @@ def _event(facts: dict[str, object], number: int) -> Event:
     event_type = EVENT_TYPES.get(kind) if isinstance(kind, str) else None
     if event_type is None:
         raise EventLogError(f"line {number} holds an event of unknown kind {kind!r}")
-    items = fields(event_type)
-    missing = [i.name for i in items if i.name not in facts and i.default is MISSING]
+    items = _FIELDS[event_type]
+    missing = [item.name for item in items if item.is_needed and item.name not in facts]
     if missing:
         raise EventLogError(f"line {number}: a {kind} event lacks {', '.join(missing)}")
     # A log of this version may be older than a field, or newer than this reader.
-    values = {i.name: _frozen(facts[i.name]) for i in items if i.name in facts}
+    values = {item.name: _frozen(facts[item.name]) for item in items if item.name in facts}
+    for item in items:
+        if item.name in values and not item.fits(values[item.name]):
+            told = f"{facts[item.name]!r:.40}"
+            raise EventLogError(f"line {number}: {item.name} is {told}, as in no {kind} event")
     return event_type(**values)  # type: ignore[arg-type]
 
 
 def _frozen(value: object) -> object:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """How one field of an event is read."""
+
+    name: str
+    is_needed: bool
+    fits: Callable[[object], bool]
+
+
+def _check(kind: Any) -> Callable[[object], bool]:
+    """Give a test for the type that a field is declared with."""
+    if get_origin(kind) is tuple:
+        return _tuple_check(*get_args(kind))
+    # True is no number here.
+    kinds = get_args(kind) or (kind,)
+    return lambda value: type(value) in kinds
+
+
+def _tuple_check(*kinds: Any) -> Callable[[object], bool]:
+    if kinds[-1] is Ellipsis:
+        one = _check(kinds[0])
+        return lambda value: isinstance(value, tuple) and all(map(one, value))
+    checks = tuple(map(_check, kinds))
+
+    def fits(value: object) -> bool:
+        if not isinstance(value, tuple) or len(value) != len(checks):
+            return False
+        return all(check(one) for check, one in zip(checks, value, strict=True))
+
+    return fits
+
+
+_FIELDS = {
+    kind: tuple(_Field(i.name, i.default is MISSING, _check(i.type)) for i in fields(kind))
+    for kind in EVENT_TYPES.values()
+}

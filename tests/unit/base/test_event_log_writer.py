@@ -1,4 +1,4 @@
-"""The event log's writer: runs of quiet steps, the digest, and ids that UTF-8 cannot hold."""
+"""The event log: runs of quiet steps, the digest, ids that UTF-8 cannot hold, wrong values."""
 
 import json
 from dataclasses import fields
@@ -7,6 +7,7 @@ from io import StringIO
 
 import pytest
 
+from everbatch.base.errors import EventLogError
 from everbatch.base.eventlog import DIGESTED_AT_ONCE, EventLogWriter, event_line, read_events
 from everbatch.base.events import Arrived, QuietSteps, StepRan
 
@@ -97,3 +98,24 @@ def test_the_digest_is_that_of_the_body_however_many_lines():
 
     body, digest = write(*events)
     assert digest == sha256(body.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("t", "0"),
+        ("t", True),
+        ("step", 1.5),
+        ("chunks", 1),
+        ("chunks", [["a", 0]]),
+        ("chunks", [[1, 0, 1]]),
+        ("blocks", [["a", ["b"]]]),
+        ("joined", [None]),
+    ],
+)
+def test_a_value_of_another_type_is_told_with_its_line(name, value):
+    facts = {**json.loads(event_line(busy_step(1))), name: value}
+    lines = ['{"event":"header","version":1}\n', json.dumps(facts) + "\n"]
+
+    with pytest.raises(EventLogError, match=f"line 2: {name} is .*, as in no step event"):
+        list(read_events(lines))
