@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.eventlog import read_events, read_header
@@ -25,6 +25,7 @@ from everbatch.base.events import (
     StepFailed,
     StepRan,
 )
+from everbatch.base.fields import shown
 from everbatch.base.units import div_ceil
 from everbatch.costs.work import StepWork
 from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
@@ -78,22 +79,32 @@ class RecordedLog:
 
 def read_log(path: Path) -> RecordedLog:
     """Read a log; ConfigError or EventLogError say what is wrong with it."""
+    if not path.is_file():
+        raise ConfigError(f"the event log {path} is read twice, so it must be a file: save it")
     try:
-        with path.open(encoding="utf-8") as file:
-            header = read_header(file.readline())
-            file.seek(0)
-            reader = _Reader(header)
-            for event in read_events(file):
-                reader.take(event)
+        with _open(path) as file:
+            reader = _Reader(read_header(file.readline()))
+        if reader.header.get("dropped"):
+            raise ConfigError(
+                f"the event log {path} lacks its beginning, since a server keeps its last events "
+                "alone: replay the file of its --event-log"
+            )
+        for event in recorded_events(path):
+            reader.take(event)
     except OSError as error:
         raise ConfigError(f"cannot read the event log {path} ({error.strerror})") from error
     return reader.finish(path.stem)
 
 
 def recorded_events(path: Path) -> Iterator[Event]:
-    """Give a log's events once more."""
-    with path.open(encoding="utf-8") as file:
+    """Give a log's events, each time from the first."""
+    with _open(path) as file:
         yield from read_events(file)
+
+
+def _open(path: Path) -> TextIO:
+    """Open a log; what is not UTF-8 is found to be no event, or another one, line by line."""
+    return path.open(encoding="utf-8", errors="replace", newline="\n")
 
 
 @dataclass(slots=True)
@@ -103,7 +114,7 @@ class _Reader:
     header: dict[str, object]
     lives: dict[str, _Life] = field(default_factory=dict)
     samples: dict[str, _Life] = field(default_factory=dict)
-    """The same by the ids of requests and of their samples."""
+    """Those that live, by the ids of requests and of their samples."""
     durations: list[int] = field(default_factory=list)
     num_live: int = 0
     last_end: int | None = None
@@ -168,8 +179,11 @@ class _Reader:
         if isinstance(event, Rejected) and event.reason in ("duplicate_id", "tenant_rate"):
             self._note(f"refusals for {event.reason}")
             return
-        life = self.lives[event.id] = self.samples[event.id] = _Life(event)
+        if event.id in self.samples:
+            raise ConfigError(f"the event log is broken: {shown(event.id)} comes twice at once")
+        life = self.lives[event.id] = _Life(event)
         if isinstance(event, Arrived):
+            self.samples[event.id] = life
             for sample in range(event.samples if event.samples > 1 else 0):
                 self.samples[f"{event.id}/{sample}"] = life
         if self.num_live and self.last_end is not None:
@@ -187,13 +201,20 @@ class _Reader:
     def _run(self, start: int, end: int, count: int) -> None:
         """Note `count` passes; time between two of them belongs to the later one."""
         begin = start if self.last_end is None else self.last_end
+        # A pass takes a nanosecond or a tick at least.
+        if end < begin or not 1 <= count <= max(1, end - begin):
+            raise ConfigError(f"the event log is broken: {count:,} steps from {begin:,} to {end:,}")
         self._come(begin)
         bounds = [begin + (end - begin) * passed // count for passed in range(count + 1)]
         self.durations += [later - before for before, later in pairwise(bounds)]
         self.last_end = self.end = end
 
     def _finish(self, event: Finished | SampleFinished) -> None:
-        life = self.samples[event.id]
+        life = self.samples.get(event.id)
+        if life is None:
+            raise ConfigError(
+                f"the event log is broken: {shown(event.id)} ends and has not come, or ends twice"
+            )
         if event.reason == "stop":
             told = event.output_tokens
             if isinstance(event, Finished) and isinstance(life.arrived, Arrived):
@@ -204,6 +225,7 @@ class _Reader:
         elif event.reason != "length":
             self._leave(life, event)
         if isinstance(event, Finished):
+            del self.samples[event.id]
             self.num_live -= 1
             if not self.num_live:
                 self.last_end = None

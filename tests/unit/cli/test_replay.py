@@ -107,8 +107,18 @@ def test_decisions_that_differ_are_told_and_end_with_1(log):
     assert '"free_blocks"' in answer.out
 
 
-def test_a_file_that_is_no_log_is_refused(tmp_path):
+@pytest.mark.parametrize("content", [b"", b'{"event":"arrived"}\n', b"\xff\xfe\x00\n", b"{}"])
+def test_a_file_that_is_no_log_is_refused(content, tmp_path):
     path = tmp_path / "no.jsonl"
-    path.write_text('{"event":"arrived"}\n')
+    path.write_bytes(content)
+    answer = everbatch("replay", path)
 
-    assert everbatch("replay", path).status == 2
+    assert answer.status == 2
+    assert "this is not an event log" in answer.err
+
+
+def test_a_log_in_a_pipe_is_refused_since_it_is_read_twice():
+    answer = everbatch("replay", "/dev/stdin")
+
+    assert answer.status == 2
+    assert "must be a file" in answer.err

@@ -159,3 +159,54 @@ def test_a_log_without_steps_is_refused(header, told, tmp_path):
 
     with pytest.raises(ConfigError, match=told):
         read_log(path)
+
+
+ARRIVED = {
+    "event": "arrived",
+    "t": 0,
+    "id": "a",
+    "prompt_tokens": 1,
+    "max_tokens": 1,
+    "priority": 0,
+    "tenant": "",
+}
+FINISHED = {
+    "event": "finished",
+    "t": 1,
+    "step": 1,
+    "id": "a",
+    "reason": "length",
+    "output_tokens": 1,
+    "cached_tokens": 0,
+    "recomputed_tokens": 0,
+    "preemptions": 0,
+}
+QUIET = {"event": "steps", "t": 5, "step": 1, "start": 3, "count": 1, "decodes": 1}
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        ([FINISHED], '"a" ends and has not come'),
+        ([ARRIVED, FINISHED, FINISHED], '"a" ends and has not come, or ends twice'),
+        ([ARRIVED, ARRIVED], '"a" comes twice'),
+        ([{**QUIET, "t": 2}], "1 steps from 3 to 2"),
+        ([{**QUIET, "count": 0}], "0 steps from 3 to 5"),
+        ([{**QUIET, "count": 10**15}], "1,000,000,000,000,000 steps from 3 to 5"),
+    ],
+)
+def test_a_log_that_contradicts_itself_is_refused(events, told, tmp_path):
+    path = tmp_path / "events.jsonl"
+    lines = [{"event": "header", "version": 1, "config": {}}, *events]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    with pytest.raises(ConfigError, match=told):
+        read_log(path)
+
+
+def test_a_log_without_its_beginning_is_refused(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps({"event": "header", "version": 1, "dropped": 7}) + "\n")
+
+    with pytest.raises(ConfigError, match="lacks its beginning"):
+        read_log(path)
