@@ -103,6 +103,7 @@ def test_a_broken_plain_row_is_named(tmp_path, change, told):
         ("{", "it is not JSON"),
         ("[1]", "it is not a JSON object: "),
         ('{"arrival_s": NaN}', "NaN is no number of JSON"),
+        (f'{{"arrival_s": 1e{10**18}}}', "it has an exponent that is too large: "),
         ('{"arrival_s": 1}', "it lacks prompt_tokens; a row has arrival_s, prompt_tokens"),
         ("[" * 100_000, "nested too deeply"),
     ],

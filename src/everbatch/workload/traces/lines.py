@@ -104,6 +104,9 @@ def parse_object(line: str, number: int) -> dict[str, Any]:
         found = _DECODER.decode(line)
     except ValueError as error:
         raise broken(number, f"it is not JSON ({error}): {shown(line)}") from error
+    except ArithmeticError as error:
+        # Decimals have exponents of 18 digits at most.
+        raise broken(number, f"it has an exponent that is too large: {shown(line)}") from error
     except RecursionError as error:
         raise broken(number, "it is nested too deeply") from error
     if not isinstance(found, dict):
