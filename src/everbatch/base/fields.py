@@ -5,6 +5,7 @@ and what is allowed. Belongs here: checking one value, naming one key. Not here:
 Called by the readers of scenarios, devices and models.
 """
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from everbatch.base.errors import ConfigError
@@ -13,6 +14,8 @@ MAX_SHOWN_CHARACTERS = 60
 MAX_SHOWN_BITS = 128
 MAX_INTEGER = (1 << 53) - 1
 """The largest integer that every reader of JSON keeps exactly."""
+LARGEST_NUMBER = sys.float_info.max
+"""Integers of a file can be larger, and are no floats then."""
 
 
 class Fields:
@@ -65,7 +68,7 @@ class Fields:
             return default
         value = self._table[key]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not low <= value < float("inf") or (above_low and value == low):  # type: ignore[operator]
+        if not is_number or not low <= value <= LARGEST_NUMBER or (above_low and value == low):  # type: ignore[operator]
             raise self.wrong(key, f"a number {'above' if above_low else 'of at least'} {low:g}")
         return float(value)  # type: ignore[arg-type]
 

@@ -47,6 +47,7 @@ def test_a_device_of_one_s_own_is_a_toml_file(tmp_path):
         ("h100", None, 'there is no device "h100" (did you mean "h100-'),
         ("config.json", "{}", 'no device "config.json"'),
         ("bad.toml", "flops = 0", "flops is 0, it must be a number above 0"),
+        ("bad.toml", f"flops = 1{'0' * 400}", "flops is an integer of 1,329 bits, it must be"),
         ("bad.toml", "flop = 1", 'no key "flop" (did you mean "flops"?)'),
         ("gone.toml", None, "cannot read the device"),
         ("bad.toml", "x" * (1 << 20), "has more than 1,048,576 bytes"),
