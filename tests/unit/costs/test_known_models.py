@@ -11,7 +11,7 @@ from everbatch.costs.model import find_model, known_models, read_model
 from everbatch.models.hf_config import from_hf
 from everbatch.models.llama import tensor_shapes
 
-# The totals that the makers' model cards and safetensors indices give.
+# The totals of the safetensors files, as model cards and many programs repeat them.
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
     "llama-3.1-8b": 8_030_261_248,
