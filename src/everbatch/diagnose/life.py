@@ -141,6 +141,8 @@ class End:
     cached_tokens: int
     recomputed_tokens: int
     preemptions: int
+    message: str | None = None
+    """Why, where it failed and somebody knew."""
 
 
 @dataclass(slots=True, frozen=True)

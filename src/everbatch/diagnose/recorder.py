@@ -266,6 +266,7 @@ class _Scribe:
                 event.cached_tokens,
                 event.recomputed_tokens,
                 event.preemptions,
+                event.message,
             )
         )
         is_whole = self.life.arrival_t is not None

@@ -379,7 +379,8 @@ _ENDS = {
 
 def _end_text(end: End) -> str:
     told = _ENDS.get(end.reason, f"ended ({end.reason})")
-    return f"{told}, {counted(end.output_tokens, 'output')}"
+    why = f": {end.message}" if end.message else ""
+    return f"{told}, {counted(end.output_tokens, 'output')}{why}"
 
 
 def _refusal_text(refusal: Refusal) -> str:

@@ -7,6 +7,8 @@ from unit.diagnose.logs import changed, life_of, log_of, log_with_leavers, reque
 from everbatch.base.errors import EventLogError
 from everbatch.diagnose.explain import UnknownRequest, explain
 from everbatch.diagnose.life import Lack, sums
+from everbatch.diagnose.log import Ruler
+from everbatch.diagnose.sentences import Teller
 
 
 def test_a_request_alone_is_admitted_prefilled_and_decoded():
@@ -187,6 +189,18 @@ def test_a_request_that_left_while_it_waited_has_an_end():
     assert told(life) == [("sequence_budget", 1, 3), ("finished", 3, 3)]
     assert life.end.reason == "abort"
     assert not sums(life).has_started
+
+
+def test_a_request_that_failed_is_told_why():
+    log = log_of(request("a", 4, 3))
+    failed = changed(log, "finished", reason="error", message="its logits are no finite numbers")
+    explanation = explain(failed, "a")
+    [life] = explanation.lives
+    teller = Teller(explanation.config, Ruler(is_steps=True))
+
+    assert teller.rows(life)[-1].text == (
+        "ended with an error, 3 outputs: its logits are no finite numbers"
+    )
 
 
 def test_a_log_that_ends_early_leaves_a_life_without_an_end():
