@@ -133,11 +133,13 @@ def reply_to(prompt: Sequence[int]) -> str:
 class SpeakingExecutor:
     """Says `reply`, byte by byte, to each request, then eos; with ignore_eos it goes on.
 
-    `before_pass` is called with the number of the pass and may raise.
+    `before_pass` is called with the number of the pass and may raise. Rows whose prompt is among
+    `failing_prompts` fail.
     """
 
     reply: Callable[[Sequence[int]], str] = reply_to
     before_pass: Callable[[int], None] = lambda number: None
+    failing_prompts: tuple[bytes, ...] = ()
     gate: Gate = field(default_factory=Gate)
     num_passes: int = 0
     _slots: dict[int, "Speaker"] = field(default_factory=dict)
@@ -179,6 +181,9 @@ class SpeakingExecutor:
 
     def _say(self, slots: list[int]) -> StepOutcome:
         outcome = StepOutcome()
+        failing = [slot for slot in slots if self._fails(self._slots[slot].request)]
+        outcome.failed = [(slot, "it was told to fail") for slot in failing]
+        slots = [slot for slot in slots if slot not in failing]
         said = [self._next(self._slots[slot]) for slot in slots]
         for slot, token_id in zip(slots, said, strict=True):
             sampling = self._slots[slot].request.sampling
@@ -191,6 +196,9 @@ class SpeakingExecutor:
         ]
         outcome.tokens = EmittedTokens([one.id for one in speakers], said, logprobs)
         return outcome
+
+    def _fails(self, request: EngineRequest) -> bool:
+        return bytes(prompt_of(request)) in self.failing_prompts
 
     def _next(self, speaker: "Speaker") -> int:
         outputs = self._outputs.setdefault(speaker.id, [])

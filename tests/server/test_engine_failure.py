@@ -127,6 +127,23 @@ async def test_failed_pass_ends_its_requests_only_and_the_server_goes_on() -> No
     harness.assert_all_returned()
 
 
+def test_a_row_that_fails_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
+    @async_test
+    async def scenario() -> None:
+        harness = make_harness()
+        harness.executor.failing_prompts = (b"bad",)
+        async with in_process(harness) as client:
+            bad = await client.post(COMPLETIONS, json={"prompt": "bad"})
+            good = await client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 3})
+        assert (bad.status_code, good.status_code) == (500, 200)
+
+    with caplog.at_level(logging.ERROR, "everbatch.server"):
+        scenario()
+
+    [record] = caplog.records
+    assert record.getMessage().endswith("failed: it was told to fail")
+
+
 def test_death_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
     @async_test
     async def scenario() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from everbatch.base import events
 from everbatch.base.clock import Clock
 from everbatch.base.events import Admitted
 from everbatch.base.units import NS_PER_S, div_ceil
@@ -251,6 +252,8 @@ class AsyncEngine:
                 self._push(sample, output, now_ns, output.request_id in stopped)
         if result.error is not None:
             logger.error("a step failed, its requests end: %s", result.error)
+        else:
+            self._log_failures(result)
         for request_id, reason in result.finished:
             # A request with several samples has ended with the last of them.
             sample = self._live.sample(request_id)
@@ -260,6 +263,12 @@ class AsyncEngine:
                 self._end(sample, Failed(f"the step failed: {result.error}"))
             else:
                 self._end(sample, Finished(reason))
+
+    def _log_failures(self, result: StepResult) -> None:
+        """Say why single requests failed, while the others of the step went on."""
+        for event in result.events:
+            if isinstance(event, events.Finished) and event.message is not None:
+                logger.error("request %s failed: %s", event.id, event.message)
 
     def _tell_admissions(self, result: StepResult) -> None:
         for event in result.events:
