@@ -47,11 +47,13 @@ class OutputFiles:
         """Open a file to write, or give None for no path; `option` is named in errors."""
         if path is None:
             return None
-        place = Path(os.path.realpath(path))
+        is_direct = path.exists() and not path.is_file()
+        # What /dev/stdout leads to may be a pipe, which has no name that can be opened.
+        place = path.absolute() if is_direct else Path(os.path.realpath(path))
         if any(place == other for _, other, _ in self._open):
             raise ConfigError(f"{option} {path}: another option writes this file already")
         aside = None
-        if not place.exists() or place.is_file():
+        if not is_direct:
             aside = place.with_name(f".{place.name}.{os.getpid()}.partial")
         try:
             file = (aside or place).open("w", encoding="utf-8", buffering=BUFFER_BYTES)

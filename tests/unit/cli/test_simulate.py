@@ -215,6 +215,18 @@ def test_a_full_disk_is_an_error_of_one_line(scenario):
     assert answer.err == "everbatch: cannot write /dev/full (No space left on device)\n"
 
 
+def test_a_pipe_takes_what_is_written():
+    reading, writing = os.pipe()
+    path = f"/dev/fd/{writing}"
+    answer = everbatch("simulate", "golden-stall", "--json", "--perfetto", path)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as file:
+        trace = json.load(file)
+
+    assert answer.status == 0
+    assert trace["traceEvents"]
+
+
 def test_horizon_and_seed_replace_the_scenario_s(scenario):
     summary = json.loads(everbatch("simulate", scenario, "--json", "--horizon", 2, "--seed", 7).out)
 
