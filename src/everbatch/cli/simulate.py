@@ -83,7 +83,10 @@ def command(
     seed: int | None,
     goals: tuple[str, ...],
 ) -> None:
-    """Run SCENARIO: a TOML or JSON file, or the name of a built-in one. Without: list those."""
+    """Run SCENARIO: a TOML or JSON file, or the name of a built-in one. Without: list those.
+
+    SCENARIO may be - for standard input.
+    """
     if scenario is None:
         _list_builtin()
         return

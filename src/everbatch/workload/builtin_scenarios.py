@@ -46,9 +46,9 @@ def template_text() -> str:
 
 
 def find_scenario(name: str) -> Scenario:
-    """Read the scenario file `name`, or else the built-in scenario of that name."""
-    path = Path(name)
-    if path.is_file():
+    """Read the scenario file `name`, "-" for standard input, or else the built-in one."""
+    path = Path("/dev/stdin" if name == "-" else name)
+    if path.exists() and not path.is_dir():
         return read_scenario(path)
     names = builtin_names()
     if name in names:

@@ -118,10 +118,11 @@ class Scenario:
 def read_scenario(path: Path) -> Scenario:
     """Read a scenario file; ConfigError says what is wrong with it."""
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path} has {size:,} bytes, at most {MAX_FILE_BYTES:,} are read")
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} has more than {MAX_FILE_BYTES:,} bytes, which are not read")
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read the scenario {path} ({error.strerror})") from error
     except UnicodeDecodeError as error:

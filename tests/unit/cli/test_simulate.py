@@ -326,3 +326,22 @@ def test_the_same_bytes_in_processes_with_other_hash_seeds(tmp_path):
         outputs.append((ran.stdout, *(path.read_bytes() for path in files)))
 
     assert outputs[0] == outputs[1]
+
+
+def test_a_scenario_may_come_through_a_pipe():
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w", encoding="utf-8") as file:
+        file.write(scenario_text())
+    answer = everbatch("simulate", f"/dev/fd/{reading}", "--json")
+    os.close(reading)
+
+    assert json.loads(answer.out)["steps"] == 3
+
+
+def test_a_dash_is_standard_input(scenario):
+    command = [sys.executable, "-m", "everbatch.cli.main", "simulate", "-", "--json"]
+    text = scenario.read_bytes()
+    given = subprocess.run(command, input=text, capture_output=True, check=True)
+    summary = json.loads(given.stdout)
+
+    assert (summary["scenario"], list(summary["requests"])) == ("stdin", ["a", "b"])
