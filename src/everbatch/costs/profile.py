@@ -17,6 +17,8 @@ from everbatch.costs.fitted import COUNTS, FittedStepTime, Prices, Region
 VERSION = 1
 KIND = "linear"
 MAX_FILE_BYTES = 1 << 20
+MAX_PRICE_NS = 1e15
+"""A million seconds; more says nothing more, and a step's time stays finite."""
 _PRICES = tuple(price.name for price in fields(Prices))
 _NEEDED = ("decode_step", "prompt_step")
 
@@ -95,9 +97,16 @@ def _read_prices(table: object, where: str) -> Prices:
     for name in _NEEDED:
         section.required(name, "every profile has both fixed parts")
     given: dict[str, Any] = {
-        name: section.number(name, 0.0, 0.0) for name in _PRICES if name in section
+        name: _read_price(section, name) for name in _PRICES if name in section
     }
     return Prices(**given)
+
+
+def _read_price(section: Fields, name: str) -> float:
+    price = section.number(name, 0.0, 0.0)
+    if price > MAX_PRICE_NS:
+        raise section.wrong(name, f"a number from 0 to {MAX_PRICE_NS:g}")
+    return price
 
 
 def _read_region(table: object, where: str) -> Region:

@@ -108,6 +108,10 @@ def changed(**changes: object) -> str:
             changed(coefficients={"decode_step": -1, "prompt_step": 1}),
             "coefficients decode_step is -1, it must be a number of at least 0",
         ),
+        (
+            changed(coefficients={"decode_step": 1, "prompt_step": 1.1e15}),
+            "coefficients prompt_step is 1100000000000000.0, it must be a number from 0 to 1e+15",
+        ),
         (changed(coefficients={"decodes": 1}), 'has no key "decodes" (did you mean "decode"?)'),
         (changed(region={"num_decodes": [3, 2]}), "num_decodes is [3, 2], it must be a list"),
         (changed(region={"num_decodes": [0, 2]}), "num_decodes is [0, 2], it must be a list"),
@@ -122,6 +126,12 @@ def test_what_is_no_profile_is_refused_by_name(text, told):
         parse_profile(text, "p.json")
 
     assert told in str(error.value)
+
+
+def test_the_longest_price_is_still_a_price():
+    text = changed(coefficients={"decode_step": 1e15, "prompt_step": 1})
+
+    assert parse_profile(text, "p.json").step_time().duration_ns(StepWork()) == 10**15
 
 
 def test_a_profile_that_cannot_be_read_is_told(tmp_path):
