@@ -9,8 +9,13 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from everbatch.base.errors import ConfigError
+from everbatch.base.units import NS_PER_S
 from everbatch.sim.records import RequestRecord
 from everbatch.workload.run_sections import Goals
+
+MAX_TIME = (1 << 63) - 1
+"""292 years of nanoseconds: what an array holds."""
 
 
 class LongestGaps:
@@ -58,9 +63,9 @@ class Latencies:
         """Add a request: one that has ended, or one that lives, as it is now."""
         ttft, e2e = record.ttft, record.e2e
         if ttft is not None:
-            self.ttft.append(ttft)
+            self.ttft.append(_checked(ttft))
         if e2e is not None:
-            self.e2e.append(e2e)
+            self.e2e.append(_checked(e2e))
         longest_gap, slowest = 0, 0.0
         for times in streams:
             longest_gap = max(longest_gap, times.longest_gap)
@@ -79,3 +84,13 @@ class StreamTimes:
 
     tpot: float | None
     longest_gap: int
+
+
+def _checked(time: int) -> int:
+    """Refuse a time that no array holds: some size or rate is beyond all that is real."""
+    if time > MAX_TIME:
+        raise ConfigError(
+            f"a request takes {time / NS_PER_S:.3g} s, at most {MAX_TIME / NS_PER_S:.3g} s are "
+            "counted: take a faster device, or a clock of shorter steps"
+        )
+    return time

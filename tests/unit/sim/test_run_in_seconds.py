@@ -6,7 +6,9 @@ from io import StringIO
 import pytest
 from command_line import scenario_text
 
+from everbatch.base.errors import ConfigError
 from everbatch.costs.work import StepWork
+from everbatch.sim.latencies import MAX_TIME
 from everbatch.sim.run import RunOptions, simulate
 from everbatch.sim.step_lines import StepLines
 from everbatch.workload.scenario import parse_scenario
@@ -18,6 +20,16 @@ class MillisecondATokenAndTen:
 
     def duration_ns(self, work: StepWork) -> int:
         return 1_000_000 * (10 + work.num_tokens)
+
+
+class Lasting:
+    """Every pass takes as long."""
+
+    def __init__(self, duration_ns: int) -> None:
+        self._duration_ns = duration_ns
+
+    def duration_ns(self, work) -> int:
+        return self._duration_ns
 
 
 def request(id: str, prompt_tokens: int = 4, output_tokens: int = 3, **fields) -> dict:
@@ -190,3 +202,13 @@ def test_masked_rows_cost_what_decodes_cost():
     # Prompts of 8 tokens, then three passes of two rows, the last two with a's masked.
     assert summary["duration_s"] == pytest.approx(0.018 + 3 * 0.012)
     assert summary["masked_slot_iterations"] == 2
+
+
+def test_a_request_beyond_all_times_is_refused_and_the_longest_is_not():
+    tables = json.loads(scenario_text([request("a", output_tokens=1)]))
+    scenario = parse_scenario(json.dumps({**tables, "clock": {"kind": "nominal"}}), "s", "s")
+    longest = simulate(scenario, options=RunOptions(Lasting(MAX_TIME)))
+
+    assert longest["duration_s"] == MAX_TIME / 1e9
+    with pytest.raises(ConfigError, match=r"a request takes 9.22e\+09 s, at most 9.22e\+09 s are"):
+        simulate(scenario, options=RunOptions(Lasting(MAX_TIME + 1)))
