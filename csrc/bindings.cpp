@@ -10,9 +10,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "network.hpp"
 
@@ -56,7 +58,12 @@ std::shared_ptr<Runtime> make_runtime(int num_threads, const std::optional<std::
   require(num_threads >= 1 && num_threads <= ThreadPool::kMaxThreads,
           "num_threads must lie in [1, " + std::to_string(ThreadPool::kMaxThreads) + "], got " +
               std::to_string(num_threads));
-  return std::make_shared<Runtime>(num_threads, path.value_or(available_paths().front()));
+  try {
+    return std::make_shared<Runtime>(num_threads, path.value_or(available_paths().front()));
+  } catch (const std::system_error& error) {
+    throw std::invalid_argument("the system does not give " + std::to_string(num_threads) +
+                                " threads (" + error.what() + "): take fewer");
+  }
 }
 
 std::shared_ptr<PackedMatrix> make_matrix(Runtime& runtime, const std::vector<FloatMatrix>& parts,

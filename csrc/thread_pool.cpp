@@ -43,12 +43,19 @@ bool look_for(Condition is_there) {
 
 ThreadPool::ThreadPool(int num_threads) {
   threads_.reserve(static_cast<std::size_t>(num_threads - 1));
-  for (int thread = 1; thread < num_threads; ++thread) {
-    threads_.emplace_back([this, thread] { live(thread); });
+  try {
+    for (int thread = 1; thread < num_threads; ++thread) {
+      threads_.emplace_back([this, thread] { live(thread); });
+    }
+  } catch (...) {
+    end();  // No destructor runs for a pool that was not made.
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
   is_ending_ = true;
   ++num_operations_;
   num_operations_.notify_all();

@@ -20,7 +20,8 @@ class ThreadPool {
  public:
   static constexpr int kMaxThreads = 1024;
 
-  // `num_threads` counts the caller's own; 1 to kMaxThreads.
+  // `num_threads` counts the caller's own; 1 to kMaxThreads. std::system_error where the system gives
+  // no more.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -45,6 +46,7 @@ class ThreadPool {
   void run_erased(std::size_t num_tasks, Function function, void* context);
   void work(int thread);
   void live(int thread);
+  void end();
 
   std::mutex one_caller_;
   // All in one word, so that taking a task also proves that the operation it belongs to still runs:

@@ -4,7 +4,12 @@ Each test hands over one thing that is wrong; the same call with everything righ
 so that it is this thing which is refused.
 """
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +20,7 @@ from native_kernels import backend, runtime
 
 from everbatch.kernels import _native
 from everbatch.kernels.batch import PackedBatch
+from everbatch.kernels.options import MAX_THREADS
 from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
 
 SHAPE = NetworkShape(
@@ -222,10 +228,33 @@ def test_product_into_its_own_input_is_refused() -> None:
         matrix.multiply(runtime(), memory, memory.view(np.float32))
 
 
-@pytest.mark.parametrize("num_threads", [0, -1, 1025])
+@pytest.mark.parametrize("num_threads", [0, -1, MAX_THREADS + 1])
 def test_impossible_number_of_threads_is_refused(num_threads: int) -> None:
     with pytest.raises(ValueError, match="num_threads must lie in"):
         _native.Runtime(num_threads)
+
+
+ALMOST_NO_MEMORY = """
+import resource
+from pathlib import Path
+from everbatch.kernels import _native
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
+try:
+    _native.Runtime(1024)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="limits memory as Linux does")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="which needs that memory")
+def test_threads_that_the_system_does_not_give_are_refused() -> None:
+    command = [sys.executable, "-c", ALMOST_NO_MEMORY]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert ended.returncode == 0, ended.stderr
+    assert re.fullmatch(r"the system does not give 1024 threads \(.*\): take fewer\n", ended.stdout)
 
 
 def test_unknown_path_is_refused_with_the_known_ones() -> None:
