@@ -148,7 +148,7 @@ void pack_keys(const Bf16* const* keys, std::size_t num_positions, std::size_t h
   for (std::size_t first = 0; first < num_positions; first += kPanelColumns) {
     Bf16* panel = panels + first * head_dim;
     for (std::size_t pair = 0; pair < num_pairs; pair += 16) {
-      const std::size_t count = num_pairs - pair < 16 ? num_pairs - pair : 16;
+      const std::size_t count = smaller(num_pairs - pair, 16);
       transpose_pairs(keys + first, pair, count, panel + pair * kPairColumns);
     }
   }
@@ -305,8 +305,7 @@ void attend(const AttentionCall& call, const AttentionTask& task, std::byte* mem
   start(call, task, scratch);
   const std::size_t context_end = task.first_position + task.num_tokens;
   for (std::size_t first = 0; first < context_end; first += kTilePositions) {
-    const std::size_t left = context_end - first;
-    add_tile(call, task, scratch, first, left < kTilePositions ? left : kTilePositions);
+    add_tile(call, task, scratch, first, smaller(context_end - first, kTilePositions));
   }
   const std::size_t group = call.num_heads / call.num_kv_heads;
   for (std::size_t row = 0; row < task.num_tokens * group; ++row) {

@@ -151,8 +151,7 @@ void add_bias(const float* bias, std::size_t num_rows, float* tile) {
 template <bool kIsAdding>
 void write_floats(const GemmCall& call, const float* tile, std::size_t first_row,
                   std::size_t num_rows, std::size_t first_column) {
-  const std::size_t left = call.num_columns - first_column;
-  const std::size_t num_columns = left < kPairColumns ? left : kPairColumns;
+  const std::size_t num_columns = smaller(call.num_columns - first_column, kPairColumns);
   for (std::size_t row = 0; row < num_rows; ++row) {
     float* out = static_cast<float*>(call.out) + (first_row + row) * call.out_stride + first_column;
     const float* values = tile + row * kPairColumns;
@@ -164,8 +163,7 @@ void write_floats(const GemmCall& call, const float* tile, std::size_t first_row
 
 void write_silu_times(const GemmCall& call, const float* tile, std::size_t first_row,
                       std::size_t num_rows, std::size_t first_column) {
-  const std::size_t left = call.num_columns - first_column;
-  const std::size_t num_columns = left < kPanelColumns ? left : kPanelColumns;
+  const std::size_t num_columns = smaller(call.num_columns - first_column, kPanelColumns);
   for (std::size_t row = 0; row < num_rows; ++row) {
     Bf16* out = static_cast<Bf16*>(call.out) + (first_row + row) * call.out_stride + first_column;
     const float* gate = tile + row * kPairColumns;
@@ -185,8 +183,7 @@ void gemm(const GemmCall& call, Range rows, Range pairs) {
   for (std::size_t pair = pairs.first; pair < pairs.last; ++pair) {
     const Bf16* panels = call.panels + 2 * pair * call.panel_stride;
     for (std::size_t row = rows.first; row < rows.last; row += kMaxTileRows) {
-      const std::size_t left = rows.last - row;
-      const std::size_t num_rows = left < kMaxTileRows ? left : kMaxTileRows;
+      const std::size_t num_rows = smaller(rows.last - row, kMaxTileRows);
       kTiles.by_rows[num_rows](call, call.x + row * call.x_stride, panels, tile);
       if (call.bias != nullptr) add_bias(call.bias + pair * kPairColumns, num_rows, tile);
       switch (call.output) {

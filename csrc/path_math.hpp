@@ -10,6 +10,9 @@
 
 namespace everbatch::EVERBATCH_PATH {
 
+// std::min, which is not for these files (bf16.hpp says why).
+static constexpr std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
+
 // Sums are kept in so many lanes, on every path, and joined at the end.
 constexpr std::size_t kLanes = 16;
 
