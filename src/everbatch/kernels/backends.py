@@ -1,9 +1,9 @@
-"""Which backends there are, and what to do where the native one was not built.
+"""Which backends there are, and what to do where the native one does not run.
 
 Belongs here: choosing by name. Not here: any backend. Called by assemble.
 """
 
-import importlib.util
+import importlib
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,20 +32,29 @@ class Backend:
 
 def choose_backend(name: BackendName, num_threads: int | None) -> Backend:
     """Give the backend of that name; auto: native if it is here. `num_threads` None: chosen by the
-    backend. ConfigError if native is asked for and is not here."""
-    if name == "native" and not native_is_built():
-        raise ConfigError(
-            "kernels native are not in this installation, as there was no C++ compiler or the "
-            "build failed: install one and install everbatch again, or take --kernels reference"
-        )
-    if name != "reference" and native_is_built():
+    backend. ConfigError if native is asked for and does not run here."""
+    if name == "reference":
+        return _reference(num_threads)
+    problem = native_problem()
+    if problem is None:
         return _native(num_threads)
-    return _reference(num_threads, is_second_choice=name == "auto")
+    if name == "native":
+        raise ConfigError(
+            f"the native kernels {problem}: install everbatch again where there is a C++ compiler, "
+            "or take --kernels reference"
+        )
+    return _reference(num_threads, f", as the native ones {problem}")
 
 
-def native_is_built() -> bool:
-    """Whether this installation has the extension."""
-    return importlib.util.find_spec(_EXTENSION) is not None
+def native_problem() -> str | None:
+    """Say why the native kernels do not run here; None where they do."""
+    try:
+        importlib.import_module(_EXTENSION)
+    except ModuleNotFoundError:
+        return "were not built (no C++ compiler at installation?)"
+    except ImportError as error:  # Damaged, or made for another system or Python.
+        return f"cannot be loaded ({error})"
+    return None
 
 
 def _native(num_threads: int | None) -> Backend:
@@ -62,13 +71,12 @@ def _native(num_threads: int | None) -> Backend:
     )
 
 
-def _reference(num_threads: int | None, *, is_second_choice: bool) -> Backend:
+def _reference(num_threads: int | None, reason: str = "") -> Backend:
     from everbatch.kernels.reference import ReferenceKernels
 
-    reason = ", as the native ones were not built: no C++ compiler at installation?"
     return Backend(
         build=partial(ReferenceKernels, num_threads=num_threads),
-        name="reference (numpy)" + (reason if is_second_choice else ""),
+        name=f"reference (numpy){reason}",
         weight_dtype="float32",
         weight_bytes=4,
         kv_dtype=np.float32,

@@ -1,9 +1,8 @@
 """The native backend: C++ kernels, bfloat16 weights and KV, float32 sums.
 
 Belongs here: the Python face of csrc/. Not here: arithmetic (csrc/, whose specification is
-reference.py). Imported only where the extension was built; backends.py
-knows.
-Called by models through the protocol.
+reference.py). Imported only where the extension can be loaded, which backends.py finds out. Called
+by models through the protocol.
 
 A token's result depends on its own context alone, bit by bit: not on what shares the batch, how a
 prompt is cut into chunks, or how many threads compute (docs/kernels.md says why).

@@ -1,26 +1,43 @@
 """Choosing a backend: what the name and the installation say."""
 
 import shutil
+import sys
+from collections.abc import Callable
 from importlib import util
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from pathlib import Path
 
 import pytest
 
+from everbatch import kernels
 from everbatch.base.errors import ConfigError
 from everbatch.kernels import backends
-from everbatch.kernels.backends import choose_backend, native_is_built
+from everbatch.kernels.backends import choose_backend, native_problem
 from everbatch.kernels.reference import ReferenceKernels
 
+Prepare = Callable[[Path, pytest.MonkeyPatch], None]
 
-def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "native_is_built", lambda: False)
+EXTENSION = "everbatch.kernels._native"
+
+
+def with_native_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the extension be sought in `directory` and nowhere else."""
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    monkeypatch.setattr(kernels, "__path__", [str(directory)])
+    monkeypatch.delitem(sys.modules, EXTENSION, raising=False)
+
+
+def with_damaged_native(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / f"_native{EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+    with_native_in(directory, monkeypatch)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler, so no extension is expected")
 def test_extension_is_built_where_there_is_a_compiler() -> None:
-    assert native_is_built()
+    assert native_problem() is None
 
 
-@pytest.mark.skipif(not util.find_spec("everbatch.kernels._native"), reason="was not built")
+@pytest.mark.skipif(not util.find_spec(EXTENSION), reason="was not built")
 @pytest.mark.parametrize("name", ["auto", "native"])
 def test_native_is_chosen_where_it_is(name: backends.BackendName) -> None:
     backend = choose_backend(name, 3)
@@ -39,16 +56,27 @@ def test_reference_is_chosen_by_name() -> None:
     assert backend.build.keywords == {"num_threads": 1}
 
 
-def test_auto_falls_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_native(monkeypatch)
+def test_auto_falls_back_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_native_in(tmp_path, monkeypatch)
 
-    assert choose_backend("auto", None).name.startswith("reference (numpy), as the native ones")
+    name = choose_backend("auto", None).name
+    assert name.startswith("reference (numpy), as the native ones were not built")
 
 
-def test_native_that_was_not_built_is_refused_with_a_way_out(
-    monkeypatch: pytest.MonkeyPatch,
+def test_auto_falls_back_from_a_damaged_extension_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without_native(monkeypatch)
+    with_damaged_native(tmp_path, monkeypatch)
 
-    with pytest.raises(ConfigError, match="take --kernels reference"):
+    name = choose_backend("auto", None).name
+    assert name.startswith("reference (numpy), as the native ones cannot be loaded (")
+
+
+@pytest.mark.parametrize("prepare", [with_native_in, with_damaged_native])
+def test_native_that_does_not_run_is_refused_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Prepare
+) -> None:
+    prepare(tmp_path, monkeypatch)
+
+    with pytest.raises(ConfigError, match=r"everbatch again .* or take --kernels reference"):
         choose_backend("native", None)
