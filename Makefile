@@ -42,9 +42,10 @@ $(VENV)/.serve: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-$(VENV)/.test: $(VENV)/.serve
+# Installs what serving needs, too: the kernels are compiled once, not by .serve and again here.
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
-	touch $@
+	touch $(VENV)/.serve $@
 
 # torch is pinned and installed first: anything else could draw in a build for GPUs.
 $(VENV)/.oracle: $(VENV)/.test
