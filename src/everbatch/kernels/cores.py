@@ -1,7 +1,7 @@
 """How many cores a process may compute on.
 
-Belongs here: reading what the system tells. Not here: threads. Used by the native backend. The
-system's files are read below `root`, so that a test can lay out a machine of its own.
+Belongs here: reading what the system tells. Not here: threads. Used by both backends. The system's
+files are read below `root`, so that a test can lay out a machine of its own.
 
 Two threads of one core share its multipliers, so computing wants one for each physical core. A
 container's limit of CPU time is one too: more threads than that would wait for each other's turn.
@@ -13,19 +13,22 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from everbatch.base.units import div_ceil
+
 _TOPOLOGY = "sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
 _QUOTA = "sys/fs/cgroup/cpu.max"
 
 
 def num_physical_cores(root: Path = Path("/"), cpus: Iterable[int] | None = None) -> int:
     """Count the physical cores behind `cpus` (None: those we may use), within the CPU quota."""
-    usable = _usable_cpus() if cpus is None else list(cpus)
+    usable = usable_cpus() if cpus is None else list(cpus)
     # Where the system does not tell, a CPU is a core.
     cores = {_text(root / _TOPOLOGY.format(cpu=cpu)) or str(cpu) for cpu in usable}
     return max(1, min(len(cores), _quota(root) or len(cores)))
 
 
-def _usable_cpus() -> list[int]:
+def usable_cpus() -> list[int]:
+    """Give the CPUs that this process may use; all where the system does not tell (macOS)."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -36,7 +39,7 @@ def _quota(root: Path) -> int | None:
     words = _text(root / _QUOTA).split()
     if len(words) != 2 or not all(word.isdecimal() for word in words) or words[1] == "0":
         return None
-    return -(-int(words[0]) // int(words[1]))
+    return div_ceil(int(words[0]), int(words[1]))
 
 
 def _text(path: Path) -> str:

@@ -21,6 +21,8 @@ from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController
 
+from everbatch.kernels.cores import usable_cpus
+
 Task = Callable[[], None]
 Item = TypeVar("Item")
 
@@ -99,14 +101,7 @@ def _default_threads(environ: Mapping[str, str]) -> int:
     """Give the cores we may use, or fewer if the variables say so that users set for BLAS."""
     limits = [environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
     wished = [int(limit) for limit in limits if limit.isdecimal() and int(limit) > 0]
-    return min(_num_cores(), *wished[:1], sys.maxsize)
-
-
-def _num_cores() -> int:
-    """Give the cores that this process may use; all of them where the system does not tell."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
+    return min(len(usable_cpus()), *wished[:1], sys.maxsize)
 
 
 def _problem_of(task: Task) -> BaseException | None:
