@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController
 
+from everbatch.base.errors import ConfigError
 from everbatch.kernels.cores import usable_cpus
 
 Task = Callable[[], None]
@@ -34,7 +35,7 @@ lost."""
 
 class Workers:
     """`num_threads` threads, the caller's own among them; None: one for each core we may
-    use, or what OPENBLAS_NUM_THREADS says.
+    use, or what OPENBLAS_NUM_THREADS says. ConfigError where the system does not give them.
 
     Sets the threads of this process's BLAS, to one unless told otherwise. Tasks of one `run` must
     not touch the same memory, and must spend their time where Python's lock is released, as numpy's
@@ -50,12 +51,13 @@ class Workers:
         self._blas = ThreadpoolController().select(user_api="blas").lib_controllers
         self.blas_shares = True
         self.let_blas_share(False)
-        for number in range(1, self.num_threads):
-            tasks: SimpleQueue[Task | None] = SimpleQueue()
-            self._tasks.append(tasks)
-            # Daemons: they hold nothing that would have to be put in order at the end.
-            name, arguments = f"everbatch-worker-{number}", (tasks, self._done, looking_s)
-            threading.Thread(target=_work, args=arguments, name=name, daemon=True).start()
+        try:
+            self._start_threads()
+        except RuntimeError as error:
+            _end(self._tasks)
+            raise ConfigError(
+                f"the system does not give {self.num_threads:,} threads ({error}): take fewer"
+            ) from error
         # The threads know nothing of this object, so that they can end when it is no longer used.
         # When the process ends they are daemons: nothing is left to be done then.
         weakref.finalize(self, _end, self._tasks).atexit = False
@@ -80,6 +82,14 @@ class Workers:
         for problem in (*own, *others):
             if problem is not None:
                 raise problem
+
+    def _start_threads(self) -> None:
+        for number in range(1, self.num_threads):
+            tasks: SimpleQueue[Task | None] = SimpleQueue()
+            self._tasks.append(tasks)
+            # Daemons: they hold nothing that would have to be put in order at the end.
+            name, arguments = f"everbatch-worker-{number}", (tasks, self._done, self._looking_s)
+            threading.Thread(target=_work, args=arguments, name=name, daemon=True).start()
 
 
 def _work(

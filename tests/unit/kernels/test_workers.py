@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from everbatch.base.errors import ConfigError
 from everbatch.kernels.workers import Workers
 
 
@@ -93,4 +94,22 @@ def test_threads_end_with_their_workers():
         thread.join(timeout=60)
 
     assert len(started) == 2
+    assert not any(thread.is_alive() for thread in started)
+
+
+def test_more_threads_than_the_system_gives_are_refused_and_none_is_left(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def start_two(thread):
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    with pytest.raises(ConfigError, match=r"does not give 1,024 threads .*: take fewer"):
+        Workers(1024)
+    for thread in started:
+        thread.join(timeout=60)
+
     assert not any(thread.is_alive() for thread in started)
