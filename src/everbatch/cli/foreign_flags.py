@@ -6,16 +6,19 @@ Belongs here: one line about each, told in place of "no such option". Imported w
 COMMANDS = ("serve", "generate")
 """The commands that users of other engines try them with."""
 
-_ONE_PROCESS = "one process computes, on the cores it may use (OPENBLAS_NUM_THREADS): leave it out"
-_FLOAT32 = "weights and KV cache are float32, whatever the file holds: leave it out"
+_ONE_PROCESS = "one process computes, on the cores it may use (--threads): leave it out"
+_OF_THE_KERNELS = (
+    "weights and KV cache are bfloat16, under --kernels reference float32, whatever the file "
+    "holds: leave it out"
+)
 _FROM_THE_MODEL = "it is taken from the model's files: leave it out"
 
 HINTS = {
     "--model": "the model is an argument: everbatch {command} MODEL",
     "--gpu-memory-utilization": "there is no GPU; give --kv-cache-memory, such as 512MiB",
-    "--dtype": _FLOAT32,
-    "--kv-cache-dtype": _FLOAT32,
-    "--quantization": _FLOAT32,
+    "--dtype": _OF_THE_KERNELS,
+    "--kv-cache-dtype": _OF_THE_KERNELS,
+    "--quantization": _OF_THE_KERNELS,
     "--tensor-parallel-size": _ONE_PROCESS,
     "--pipeline-parallel-size": _ONE_PROCESS,
     "--data-parallel-size": _ONE_PROCESS,

@@ -1,5 +1,7 @@
 """Flags of other engines: told with what takes their place."""
 
+import re
+
 import click
 import pytest
 from command_line import everbatch
@@ -24,6 +26,15 @@ def test_none_of_them_is_a_flag_of_ours(command: click.Command):
     ours = {flag for option in command.params for flag in option.opts}
 
     assert sorted(ours & set(HINTS)) == []
+
+
+@pytest.mark.parametrize("command", [serve.command, generate.command])
+def test_what_takes_their_place_is_a_flag_of_ours(command: click.Command):
+    ours = {flag for option in command.params for flag in option.opts}
+    named = {word for told in HINTS.values() for word in re.findall(r"--[a-z-]+", told)}
+
+    assert "--threads" in named
+    assert sorted(named - ours) == []
 
 
 def test_elsewhere_they_are_no_more_than_unknown():
