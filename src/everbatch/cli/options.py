@@ -215,8 +215,6 @@ _OPTIONS = [
     _other(
         "--kernels",
         type=click.Choice(BACKEND_NAMES),
-        default="auto",
-        show_default=True,
         help="What computes: C++ in bfloat16, or numpy in float32; auto: native if it was built.",
     ),
     _other(
