@@ -94,15 +94,14 @@ def test_each_remedy_cures_its_own_cause(name, options, improves):
     }
 
     assert figures[improves](after) <= 0.5 * figures[improves](before)
-    assert completed_per_s(after) > 0
 
 
-def test_with_all_remedies_the_burst_is_hardly_felt():
+def test_with_all_remedies_who_is_being_answered_hardly_feels_the_burst():
     summary, calm = run("incident-remedied").summary, run("incident-calm").summary
 
     assert summary["itl"]["p99"] <= calm["itl"]["p99"]
     assert summary["num_preemptions"] == 0
-    assert completed_per_s(summary) > 0.75 * completed_per_s(calm)
+    assert completed_per_s(summary) >= completed_per_s(calm)
 
 
 def test_a_slow_device_looks_alike_and_differs_in_step_time_at_constant_tokens():
@@ -110,8 +109,9 @@ def test_a_slow_device_looks_alike_and_differs_in_step_time_at_constant_tokens()
 
     assert slow.summary["itl"]["p99"] >= incident.summary["itl"]["p99"]
     assert completed_per_s(slow.summary) <= 0.5 * completed_per_s(calm.summary)
-    assert slowdown_at_constant_tokens(slow) > 2.5
-    assert slowdown_at_constant_tokens(incident) < 1.5
+    assert f"{slowdown_at_constant_tokens(slow):.1f} times" in page()
+    assert f"{slowdown_at_constant_tokens(incident):.1f} times" in page()
+    assert slowdown_at_constant_tokens(slow) > 2 * slowdown_at_constant_tokens(incident)
 
 
 def slowdown_at_constant_tokens(run: Run) -> float:
@@ -136,4 +136,20 @@ def row(title: str) -> str:
 
 @pytest.mark.parametrize("title", ROWS)
 def test_the_page_states_what_the_runs_give(title):
-    assert row(title) in PAGE.read_text(encoding="utf-8")
+    assert row(title) in page()
+
+
+def test_the_page_states_who_has_no_token_at_the_end():
+    lacking = [
+        sum(
+            id.startswith("chat") and request["first_token_s"] is None
+            for id, request in run(name).summary["requests"].items()
+        )
+        for name in ("incident", "incident-remedied")
+    ]
+
+    assert "{} chats of the incident have none, and {} with".format(*lacking) in page()
+
+
+def page() -> str:
+    return PAGE.read_text(encoding="utf-8")
