@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# After a change in one of these, what is installed is installed again.
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
 .PHONY: serve test test-full test-long soak check clean help
 
@@ -38,12 +40,12 @@ check: $(VENV)/.test
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.serve: $(VENV)/bin/python pyproject.toml
+$(VENV)/.serve: $(VENV)/bin/python $(BUILT_FROM)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
 # Installs what serving needs, too: the kernels are compiled once, not by .serve and again here.
-$(VENV)/.test: $(VENV)/bin/python pyproject.toml
+$(VENV)/.test: $(VENV)/bin/python $(BUILT_FROM)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	touch $(VENV)/.serve $@
 
