@@ -1,6 +1,6 @@
 """Benchmark: the native kernels against the reference, operation by operation, in one run.
 
-    python benchmarks/bench_kernels.py [--threads N] [--cpu-time]
+    python benchmarks/bench_kernels.py [--threads N | --cpu-time]
 
 Random weights in the shape of SmolLM2-135M; decodes of 1, 8 and 32 requests with 128 tokens in the
 cache, and a prompt of 512. Rounds alternate between the backends and the shortest time of each
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from everbatch.base.units import div_ceil
 from everbatch.kernels.backends import choose_backend
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.protocol import Kernels
@@ -54,9 +55,10 @@ class Workload:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, help="default: what each backend chooses")
+    one_of = parser.add_mutually_exclusive_group()
+    one_of.add_argument("--threads", type=int, help="default: what each backend chooses")
+    one_of.add_argument("--cpu-time", action="store_true", help="of one thread, not the clock's")
     parser.add_argument("--rounds", type=int, default=10, help="of each backend")
-    parser.add_argument("--cpu-time", action="store_true", help="of one thread, not the clock's")
     options = parser.parse_args()
     threads = 1 if options.cpu_time else options.threads
     clock = time.thread_time if options.cpu_time else time.perf_counter
@@ -130,7 +132,7 @@ def prompt(length: int) -> Workload:
 def workload_of(
     name: str, query_lens: np.ndarray, context_lens: np.ndarray, logit_rows: np.ndarray
 ) -> Workload:
-    num_rows, max_blocks = len(context_lens), -(-int(context_lens.max()) // BLOCK_SIZE)
+    num_rows, max_blocks = len(context_lens), div_ceil(int(context_lens.max()), BLOCK_SIZE)
     num_blocks = num_rows * max_blocks
     tables = np.random.default_rng(0).permutation(num_blocks).reshape(num_rows, max_blocks)
     positions = np.concatenate(

