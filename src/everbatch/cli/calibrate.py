@@ -17,7 +17,7 @@ from everbatch import __version__
 from everbatch.base.errors import ConfigError
 from everbatch.calibration.calibrate import calibrate
 from everbatch.calibration.steps import MeasuredLog, read_log
-from everbatch.cli.output_files import OutputFiles
+from everbatch.cli.output_files import OutputFiles, is_same_file
 from everbatch.costs.profile import profile_text
 
 MIN_CHARACTERS_OF_LONG_LOGS = 1 << 20
@@ -37,7 +37,7 @@ def command(logs: tuple[Path, ...], output: Path, as_json: bool) -> None:
     A fifth of the steps is held out, and the error on it told. `[clock] kind = "calibrated"` of a
     scenario takes the profile.
     """
-    if any(_is_same(log, output) for log in logs):
+    if any(is_same_file(log, output) for log in logs):
         raise ConfigError(f"--output {output} is the log itself: give the profile another name")
     calibration = calibrate([_read(log) for log in logs], __version__)
     with OutputFiles() as files:
@@ -54,10 +54,6 @@ def command(logs: tuple[Path, ...], output: Path, as_json: bool) -> None:
 
     print_calibration(calibration)
     click.echo(f"everbatch: the profile is in {output}", err=True)
-
-
-def _is_same(log: Path, output: Path) -> bool:
-    return log.exists() and output.exists() and log.samefile(output)
 
 
 def _read(path: Path) -> MeasuredLog:

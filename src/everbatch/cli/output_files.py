@@ -84,6 +84,11 @@ class OutputFiles:
             _remove(entry)
 
 
+def is_same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, by whatever names; False where one of them is none."""
+    return one.exists() and other.exists() and one.samefile(other)
+
+
 def _remove(entry: _Entry) -> None:
     file, _, aside = entry
     # What is still in memory may not fit the disk; it is thrown away in any case.

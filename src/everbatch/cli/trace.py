@@ -15,7 +15,7 @@ import click
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import NS_PER_S, counted
-from everbatch.cli.output_files import OutputFiles
+from everbatch.cli.output_files import OutputFiles, is_same_file
 from everbatch.workload.traces.formats import FORMATS, Trace, open_trace
 from everbatch.workload.traces.rows import TraceRow
 from everbatch.workload.traces.selection import Selection, told
@@ -139,6 +139,10 @@ def convert(
     )
     if output.suffix == ".gz":
         raise ConfigError(f"--output {output}: what is written is not compressed, drop the .gz")
+    if is_same_file(file, output):
+        raise ConfigError(
+            f"--output {output} is the trace itself: give what is written another name"
+        )
     with OutputFiles() as files:
         opened = files.open(output, "--output")
         assert opened is not None

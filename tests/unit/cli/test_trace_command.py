@@ -215,6 +215,17 @@ def test_wrong_arguments_are_named(tmp_path, monkeypatch, arguments, told):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_trace_is_not_written_over(tmp_path):
+    path = plain(tmp_path, {}, {})
+    before = path.read_bytes()
+
+    answer = everbatch("trace", "convert", path, "-o", path, "--limit", "1")
+
+    assert answer.status == 2
+    assert f"--output {path} is the trace itself" in answer.err
+    assert path.read_bytes() == before
+
+
 def test_lengths_alone_cannot_be_converted(tmp_path):
     answer = everbatch("trace", "convert", FILES / "vidur.csv", "-o", tmp_path / "x")
 
