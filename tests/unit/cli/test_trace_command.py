@@ -226,6 +226,18 @@ def test_a_trace_is_not_written_over(tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(("day", "status"), [(2_921_939, 0), (2_921_940, 2)])
+def test_azure_s_days_end_with_the_year_9999(tmp_path, day, status):
+    path = plain(tmp_path, {"arrival_s": 0}, {"arrival_s": day * 86_400 / 1024})
+
+    answer = everbatch(
+        "trace", "convert", path, "-o", tmp_path / "x", "--to", "azure", "--speed", str(1 / 1024)
+    )
+
+    assert answer.status == status
+    assert ("past the year 9999" in answer.err) == bool(status)
+
+
 def test_lengths_alone_cannot_be_converted(tmp_path):
     answer = everbatch("trace", "convert", FILES / "vidur.csv", "-o", tmp_path / "x")
 

@@ -8,6 +8,7 @@ import json
 from datetime import date, timedelta
 from typing import Any, TextIO
 
+from everbatch.base.errors import ConfigError
 from everbatch.base.units import NS_PER_MS, NS_PER_S
 from everbatch.workload.requests import Segment
 from everbatch.workload.traces.public_formats import AZURE_COLUMNS, MOONCAKE_BLOCK_TOKENS
@@ -16,6 +17,7 @@ from everbatch.workload.traces.rows import NO_EXTRAS, TraceRow, prefix_tokens
 WRITTEN_FORMATS = ("jsonl", "azure", "mooncake")
 FIRST_DAY = date(2000, 1, 1)
 """Azure's format has days; ours have none."""
+MAX_DAYS = (date.max - FIRST_DAY).days
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True)
 
@@ -134,5 +136,10 @@ def _stamp(time: int) -> str:
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
+    if days > MAX_DAYS:
+        raise ConfigError(
+            f"a row arrives at {seconds:,} s, past the year {date.max.year}, where the days of the "
+            "format azure end: write another format, or take a higher speed"
+        )
     day = FIRST_DAY + timedelta(days=days)
     return f"{day.isoformat()} {hour:02}:{minute:02}:{second:02}.{rest // 100:07}"
