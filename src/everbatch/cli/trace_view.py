@@ -38,7 +38,8 @@ def _facts(figures: dict[str, Any]) -> Table:
         if figures[key]:
             table.add_row("", f"{figures[key]:,} with {what}: a run leaves them out")
     if figures["arrivals"] is None:
-        table.add_row("arrivals", "none: lengths only")
+        if rows:
+            table.add_row("arrivals", "none: lengths only")
     else:
         table.add_row("span", f"{figures['span_s']:,.1f} s")
     if figures["requests_per_s"] is not None:

@@ -238,6 +238,16 @@ def test_azure_s_days_end_with_the_year_9999(tmp_path, day, status):
     assert ("past the year 9999" in answer.err) == bool(status)
 
 
+def test_a_trace_without_rows_is_not_one_of_lengths(tmp_path):
+    path = tmp_path / "header.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+
+    answer = everbatch("trace", "inspect", path)
+
+    assert answer.status == 0
+    assert "lengths only" not in answer.out
+
+
 def test_lengths_alone_cannot_be_converted(tmp_path):
     answer = everbatch("trace", "convert", FILES / "vidur.csv", "-o", tmp_path / "x")
 
