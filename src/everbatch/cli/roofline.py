@@ -49,6 +49,8 @@ def command(
     options = RooflineOptions(
         **{field.name: given[field.name] for field in fields(RooflineOptions)}
     )
+    if nominal:
+        _refuse_ignored(options)
     estimate = estimate_steps(device, model, None if nominal else options, _steps(given))
     if as_json:
         click.echo(json.dumps(_facts(estimate), indent=2))
@@ -57,6 +59,15 @@ def command(
     from everbatch.cli.roofline_view import print_estimate
 
     print_estimate(estimate)
+
+
+def _refuse_ignored(options: RooflineOptions) -> None:
+    """Refuse what the nominal model would not look at, if it is another than by default."""
+    names = (field.name for field in fields(RooflineOptions))
+    given = [name for name in names if getattr(options, name) != getattr(RooflineOptions(), name)]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"--nominal is without {flags}: drop that, or --nominal")
 
 
 def _read_model(name: str | None, sizes: dict[str, float]) -> Model:

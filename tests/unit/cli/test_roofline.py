@@ -164,6 +164,10 @@ def test_the_list_names_models_and_devices_with_their_sources():
         ((*NOMINAL[1:], "--flops", "nan"), "'nan' is no number above 0"),
         ((*NOMINAL[1:], "--flops", "989X"), "'989X' is no number above 0"),
         (
+            (*NOMINAL[1:], "--tensor-parallel-size", "8", "--host-s-per-step", "0"),
+            "--nominal is without --tensor-parallel-size, --host-s-per-step: drop that",
+        ),
+        (
             (*NOMINAL[2:], "--memory-efficiency", "2"),
             "memory_efficiency must lie in [0.001, 1], got 2",
         ),
