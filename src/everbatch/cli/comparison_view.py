@@ -8,6 +8,9 @@ from rich.table import Table
 from everbatch.sim.comparison import Comparison, Difference, Fate
 
 MAX_ROWS = 20
+WHO_PAYS_IS_NOT_KNOWN = (
+    "Who pays is not known: a summary has no part on requests, or one of the two counts in steps."
+)
 
 
 def print_comparison(result: Comparison, console: Console) -> None:
@@ -23,7 +26,7 @@ def print_comparison(result: Comparison, console: Console) -> None:
             console.print(_table(title, facts))
             console.print()
     if not result.has_requests:
-        console.print("A summary has no part on requests, so who pays is not known.")
+        console.print(WHO_PAYS_IS_NOT_KNOWN)
         return
     for title, column, fates in (
         ("who pays", "later by", result.paying),

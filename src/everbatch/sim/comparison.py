@@ -29,7 +29,10 @@ RATES = ("throughput", "goodput")
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 _TIMES = ("first_token_step", "finished_step")
 _TIMES_S = ("first_token_s", "finished_s")
-NEEDED = ("clock", "horizon", "config", "workload", *FIGURES, *LATENCIES)
+TABLES = ("config", "workload", "idle_slot_iterations", *LATENCIES)
+OPTIONAL_TABLES = ("num_finished", "requests", *RATES)
+NEEDED = ("clock", "horizon", *TABLES, *FIGURES)
+_NEEDED_WITHIN = (("config", "max_num_seqs"), ("workload", "num_requests"), ("workload", "digest"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class Comparison:
     num_gaining: int = 0
     num_unchanged: int = 0
     has_requests: bool = True
+    """Whether both runs tell of each request, in the same unit of time."""
 
 
 def compare(a: Summary, b: Summary) -> Comparison:
@@ -94,11 +98,12 @@ def compare(a: Summary, b: Summary) -> Comparison:
             result.num_same_figures += 1
         else:
             result.figures.append(difference)
-    if "requests" not in a or "requests" not in b:
+    of_a, of_b = a.get("requests"), b.get("requests")
+    if of_a is None or of_b is None or _is_in_steps(a) != _is_in_steps(b):
         result.has_requests = False
         return result
-    for request_id, in_a in a["requests"].items():
-        in_b = b["requests"].get(request_id)
+    for request_id, in_a in of_a.items():
+        in_b = of_b.get(request_id)
         # What samples fare, their request tells.
         if in_b is not None and "sample_of" not in in_a:
             _sort_fate(result, _fate(request_id, in_a, in_b))
@@ -111,12 +116,27 @@ def compare(a: Summary, b: Summary) -> Comparison:
 
 def check_summary(data: object, source: str) -> Summary:
     """Give a saved summary, or say what it lacks."""
-    missing = [key for key in NEEDED if key not in data] if isinstance(data, dict) else NEEDED
-    if not isinstance(data, dict) or missing:
+    lacking = _lacking(data) if isinstance(data, dict) else NEEDED
+    if not isinstance(data, dict) or lacking:
         raise ConfigError(
-            f"{source} is no summary of `everbatch simulate --json`: it lacks {', '.join(missing)}"
+            f"{source} is no summary of `everbatch simulate --json`: it lacks {', '.join(lacking)}"
         )
     return data
+
+
+def _lacking(data: Summary) -> list[str]:
+    """Name the parts that are missing, or no tables where a summary has such."""
+    lacking = [name for name in NEEDED if name not in data]
+    tables = [name for name in TABLES if name in data]
+    tables += [name for name in OPTIONAL_TABLES if data.get(name) is not None]
+    lacking += [f"the table {name}" for name in tables if not isinstance(data[name], dict)]
+    if lacking:
+        return lacking
+    return [f"{table} {key}" for table, key in _NEEDED_WITHIN if key not in data[table]]
+
+
+def _is_in_steps(summary: Summary) -> bool:
+    return summary.get("duration_s") is None
 
 
 def _obstacles(a: Summary, b: Summary) -> list[Difference]:

@@ -122,6 +122,43 @@ def test_runs_that_are_not_alike_are_refused_unless_anyway(write, other, told):
     assert anyway.out.startswith(f"NOT ALIKE ({told.split(':')[0]} differ)")
 
 
+def test_steps_and_seconds_are_not_alike(write, tmp_path):
+    path = tmp_path / "seconds.json"
+    tables = json.loads(scenario_text(REQUESTS)) | {
+        "clock": {"kind": "nominal"},
+        "hardware": {"flops": 1e12, "memory_bandwidth": 1e12},
+        "model": {"num_params": 1e9, "bytes_per_value": 2},
+    }
+    path.write_text(json.dumps(tables), encoding="utf-8")
+    pair = write("steps.json"), path
+    refused, anyway = everbatch("compare", *pair), everbatch("compare", *pair, "--anyway")
+
+    assert refused.status == 2
+    assert "clock: steps in A, nominal in B" in refused.err
+    assert anyway.status == 0
+    assert "Who pays is not known" in anyway.out
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("throughput", 3, "it lacks the table throughput"),
+        ("idle_slot_iterations", None, "it lacks the table idle_slot_iterations"),
+        ("requests", [], "it lacks the table requests"),
+        ("config", {}, "it lacks config max_num_seqs"),
+        ("workload", {"num_requests": 3}, "it lacks workload digest"),
+    ],
+)
+def test_a_summary_that_is_not_whole_is_refused(write, tmp_path, name, value, told):
+    path, saved = write("a.json"), tmp_path / "saved.json"
+    summary = json.loads(everbatch("simulate", path, "--json").out)
+    saved.write_text(json.dumps({**summary, name: value}))
+    answer = everbatch("compare", path, saved)
+
+    assert answer.status == 2
+    assert told in answer.err
+
+
 def test_saved_summaries_are_compared_like_their_scenarios(write, tmp_path):
     pair = write("a.json"), write("b.json", num_blocks=4)
     saved = []
@@ -142,7 +179,7 @@ def test_without_the_part_on_requests_nobody_is_said_to_pay(write, tmp_path):
     answer = everbatch("compare", path, saved)
 
     assert answer.status == 0
-    assert "who pays is not known" in answer.out
+    assert "Who pays is not known" in answer.out
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", '{"steps": 3}', "3"])
