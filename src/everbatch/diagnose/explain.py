@@ -11,7 +11,7 @@ from typing import Any
 from everbatch.base.errors import EverbatchError
 from everbatch.base.events import Arrived, Rejected, SampleFinished
 from everbatch.diagnose.life import Life, sums
-from everbatch.diagnose.log import LogReader
+from everbatch.diagnose.log import LogReader, check_sizes
 from everbatch.diagnose.recorder import Recorder
 from everbatch.diagnose.world import World
 
@@ -62,6 +62,7 @@ def explain(lines: Iterable[str], request: str) -> Explanation:
     Raises EventLogError if the log cannot be read at all, UnknownRequest if it does not name it.
     """
     log = LogReader(lines)
+    check_sizes(log.config)
     world = World(log.config, log.ruler)
     recorder = Recorder(request, world, begins_midway=log.num_dropped > 0)
     prompts: dict[str, Recorder] = {}

@@ -12,6 +12,9 @@ from everbatch.base.errors import EventLogError
 from everbatch.base.eventlog import WAY_OUT, read_events, read_header
 from everbatch.base.events import Event
 
+SIZES = ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size")
+"""Of a configuration, what waits cannot be explained without."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ruler:
@@ -90,3 +93,14 @@ class LogReader:
             if not line.endswith("\n"):
                 self.torn_line = number
             yield line
+
+
+def check_sizes(config: dict[str, Any]) -> None:
+    """Raise EventLogError unless a configuration has the sizes by which waits are explained."""
+    for name in SIZES:
+        size = config.get(name)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise EventLogError(
+                f"line 1: {name} in the configuration of this event log must be an integer of at "
+                f"least 1, not {size!r}: {WAY_OUT}"
+            )

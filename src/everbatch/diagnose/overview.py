@@ -21,7 +21,7 @@ from everbatch.base.events import (
     SampleFinished,
     StepRan,
 )
-from everbatch.diagnose.log import LogReader, Ruler
+from everbatch.diagnose.log import LogReader, Ruler, check_sizes
 
 NO_END = "no end in the log"
 
@@ -175,6 +175,7 @@ class Overview:
 def overview(lines: Iterable[str]) -> Overview:
     """Read a log and sum up all its requests. Raises EventLogError if it cannot be read at all."""
     log = LogReader(lines)
+    check_sizes(log.config)
     result = Overview(log.header, log.ruler, log=log)
     for event in log.events():
         result.take(event)

@@ -1,13 +1,15 @@
 """The life of one request as a log tells it: chapters in order, who is in it, and sums."""
 
+import json
+
 import pytest
 from builders import client
 from unit.diagnose.logs import changed, life_of, log_of, log_with_leavers, request, told
 
-from everbatch.base.errors import EventLogError
+from everbatch.base.errors import EventLogError, EverbatchError
 from everbatch.diagnose.explain import UnknownRequest, explain
 from everbatch.diagnose.life import Lack, sums
-from everbatch.diagnose.log import Ruler
+from everbatch.diagnose.log import SIZES, Ruler
 from everbatch.diagnose.sentences import Teller
 
 
@@ -282,12 +284,24 @@ def test_an_unknown_id_in_a_broken_log_is_told_with_the_damage():
         (["no JSON\n"], "line 1 is not JSON"),
         (['{"event":"header","version":99}\n'], "version 99"),
         (['{"event":"header","version":1}\n'], "no configuration"),
+        (['{"event":"header","version":1,"config":{}}\n'], "max_num_seqs .* not None"),
         (['{"event":"arrived"}\n'], 'no header but {"event":"arrived"}: give what --event-log'),
     ],
 )
 def test_what_is_no_log_is_an_error(lines, words):
     with pytest.raises(EventLogError, match=words):
         explain(lines, "a")
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(("size", "is_refused"), [("0", True), ("true", True), ("1", False)])
+def test_a_configuration_has_sizes_of_at_least_1(name, size, is_refused):
+    header = {"event": "header", "version": 1, "config": dict.fromkeys(SIZES, 4)}
+    line = json.dumps(header).replace(f'"{name}": 4', f'"{name}": {size}')
+    words = f"{name} .* at least 1" if is_refused else "names no request"
+
+    with pytest.raises(EverbatchError, match=words):
+        explain([line + "\n"], "a")
 
 
 def test_a_log_that_has_lost_its_beginning_is_explained_from_there():
