@@ -106,12 +106,18 @@ class NativeKernels:
         return _native.Matrix(self.runtime, parts, present or None, interleaved)
 
 
-def make_runtime(num_threads: int | None = None, path: str | None = None) -> _native.Runtime:
-    """Give threads, None: one for each physical core we may use, on a path of the CPU, None: what
-    the environment names, or else the fastest. ConfigError where one of them cannot be."""
-    wished_path = path or os.environ.get(PATH_VARIABLE)
+def make_runtime(num_threads: int | None = None) -> _native.Runtime:
+    """Give threads, None: one for each physical core we may use, on the path of the CPU that the
+    environment names, or else the fastest. ConfigError where one of them cannot be."""
+    path = os.environ.get(PATH_VARIABLE) or None
+    known = _native.available_paths()
+    if path is not None and path not in known:
+        raise ConfigError(
+            f"{PATH_VARIABLE} is {path!r}, this CPU runs {', '.join(known)}: name one of these, or "
+            "unset it for the fastest"
+        )
     try:
-        return _native.Runtime(num_threads or num_physical_cores(), wished_path)
+        return _native.Runtime(num_threads or num_physical_cores(), path)
     except ValueError as error:
         raise ConfigError(f"native kernels: {error}") from error
 

@@ -47,6 +47,21 @@ def test_native_is_chosen_where_it_is(name: backends.BackendName) -> None:
     assert (backend.weight_dtype, backend.weight_bytes) == ("bfloat16", 2)
 
 
+@pytest.mark.skipif(not util.find_spec(EXTENSION), reason="was not built")
+def test_environment_names_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERBATCH_CPU_PATH", "portable")
+
+    assert choose_backend("native", 1).name == "native, portable, 1 thread"
+
+
+@pytest.mark.skipif(not util.find_spec(EXTENSION), reason="was not built")
+def test_path_that_this_cpu_does_not_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERBATCH_CPU_PATH", "avx1024")
+
+    with pytest.raises(ConfigError, match=r"EVERBATCH_CPU_PATH is 'avx1024', .*portable: name one"):
+        choose_backend("native", 1)
+
+
 def test_reference_is_chosen_by_name() -> None:
     backend = choose_backend("reference", 1)
 
