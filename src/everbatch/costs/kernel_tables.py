@@ -3,6 +3,8 @@
 Reads the tables that LLMServingSim's profiler writes for one model on one device: PREFIX_dense.csv
 (layer, tokens, time_us), PREFIX_per_sequence.csv (layer, sequences, time_us) and
 PREFIX_attention.csv (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us), of one layer each.
+For users of the Python package: no command and no [clock] makes it, a run takes it as its step_time
+(sim.run.RunOptions). Not covered: swapped and copied blocks, which cost nothing here.
 
 Values between measured ones are interpolated linearly, in no case by logarithms: times have jumps
 where a kernel needs one more wave, and a line between neighbours keeps them in place. Attention
@@ -89,12 +91,17 @@ class KernelTableStepTime:
         The fixed parts are of steps without and with a prompt: the host, less what the profiler
         measured too much. They may be negative.
         """
-        dense = _read_curves(_table(prefix, "dense"), "tokens")
+        path = _table(prefix, "dense")
+        dense = _read_curves(path, "tokens")
         rows = _read_curves(_table(prefix, "per_sequence"), "sequences")
-        self._layer = _sum(
-            {name: curve for name, curve in dense.items() if name not in ONCE_A_STEP}
-        )
-        self._once = _sum({name: curve for name, curve in dense.items() if name in ONCE_A_STEP})
+        once = {name: curve for name, curve in dense.items() if name in ONCE_A_STEP}
+        repeated = {name: curve for name, curve in dense.items() if name not in ONCE_A_STEP}
+        if not once or not repeated:
+            raise ConfigError(
+                f"{path} has the layers {', '.join(map(shown, dense))}: it needs some of "
+                f"{', '.join(ONCE_A_STEP)}, and some that are repeated"
+            )
+        self._layer, self._once = _sum(repeated), _sum(once)
         self._rows = _sum(rows)
         self._attention = _read_attention(_table(prefix, "attention"))
         self._num_layers = num_layers
@@ -185,12 +192,13 @@ def _rows(path: Path, columns: Sequence[str]) -> list[tuple[dict[str, str], str]
             raise ConfigError(f"{path} has more than {MAX_FILE_BYTES:,} bytes: it is no table")
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
+            found = reader.fieldnames or ()
             rows = [(row, f"{path}, line {reader.line_num}") for row in reader]
     except OSError as error:
         raise ConfigError(f"cannot read the table {path} ({error.strerror})") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} is no table: {error}") from error
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    missing = [name for name in columns if name not in found]
     if missing or not rows:
         raise ConfigError(
             f"{path} lacks {', '.join(missing) or 'rows'}: it needs {', '.join(columns)}"

@@ -1,12 +1,16 @@
 """Step times from measured kernels: points, lines between them, a ragged grid, broken tables."""
 
+import json
 from pathlib import Path
 
 import pytest
+from command_line import scenario_text
 
 from everbatch.base.errors import ConfigError
 from everbatch.costs.kernel_tables import KernelTableStepTime
 from everbatch.costs.work import StepWork
+from everbatch.sim.run import RunOptions, simulate
+from everbatch.workload.scenario import parse_scenario
 
 DENSE = {
     "embedding": {1: 1, 4: 4, 8: 8},
@@ -120,6 +124,9 @@ def test_the_fixed_parts_are_of_steps_with_and_without_a_prompt(prefix):
         ("dense", None, "cannot read the table"),
         ("dense", "layer,tokens\na,1", "lacks time_us: it needs layer, tokens, time_us"),
         ("per_sequence", "layer,sequences,time_us\n", "lacks rows"),
+        ("per_sequence", "", "lacks layer, sequences, time_us: it needs"),
+        ("dense", "layer,tokens,time_us\na,1,3", 'has the layers "a": it needs some of embedding'),
+        ("dense", "layer,tokens,time_us\nembedding,1,3", 'has the layers "embedding": it needs'),
         ("dense", "layer,tokens,time_us\na,1,fast", 'line 2: time_us is "fast"'),
         ("dense", "layer,tokens,time_us\na,1,3\na,-2,3", 'line 3: tokens is "-2"'),
         ("dense", "layer,tokens,time_us\na,1", "line 2: time_us is None"),
@@ -137,3 +144,15 @@ def test_a_broken_table_is_refused_by_line(prefix, kind, text, told):
 
     assert told in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_a_run_takes_measured_kernels_in_place_of_its_clock(prefix):
+    tables = {**json.loads(scenario_text()), "clock": {"kind": "nominal"}}
+    scenario = parse_scenario(json.dumps(tables), "given", "given")
+
+    summary = simulate(scenario, options=RunOptions(KernelTableStepTime(prefix, 2)))
+
+    # A prompt of 4, then two decodes, which read less than was measured; one row each that samples.
+    prompt = 2 * (2 * 2 + 100 + 30) + (4 + 1) + (50 + 5)
+    decode = 2 * (2 * 2 + 100 + 10) + (1 + 1) + (50 + 5)
+    assert summary["duration_s"] == pytest.approx((prompt + 2 * decode) / 1e6)
