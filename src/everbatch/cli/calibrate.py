@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 from typing import TextIO
 
@@ -39,6 +40,10 @@ def command(logs: tuple[Path, ...], output: Path, as_json: bool) -> None:
     """
     if any(is_same_file(log, output) for log in logs):
         raise ConfigError(f"--output {output} is the log itself: give the profile another name")
+    for one, other in combinations(logs, 2):
+        # Steps held out of the one would be fitted to in the other.
+        if is_same_file(one, other):
+            raise ConfigError(f"{other} is the same log as {one}: give each log once")
     calibration = calibrate([_read(log) for log in logs], __version__)
     with OutputFiles() as files:
         file = files.open(output, "--output")

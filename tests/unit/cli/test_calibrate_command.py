@@ -104,7 +104,9 @@ def test_json_tells_the_same(log, tmp_path):
 
 
 def test_several_logs_are_fitted_together(log, tmp_path):
-    answer = everbatch("calibrate", log, log, "-o", tmp_path / "profile.json", "--json")
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(log.read_bytes())
+    answer = everbatch("calibrate", log, other, "-o", tmp_path / "profile.json", "--json")
     once = everbatch("calibrate", log, "-o", tmp_path / "profile.json", "--json")
 
     steps = [json.loads(one.out)["num_fitted_steps"] for one in (answer, once)]
@@ -149,3 +151,13 @@ def test_the_log_is_not_written_over(log):
     assert answer.status == 2
     assert "is the log itself" in answer.err
     assert log.read_bytes() == before
+
+
+def test_a_log_given_twice_is_refused_under_any_name(log, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.symlink_to(log)
+
+    answer = everbatch("calibrate", log, other, "-o", tmp_path / "profile.json")
+
+    assert (answer.status, answer.out) == (2, "")
+    assert f"{other} is the same log as {log}: give each log once" in answer.err
