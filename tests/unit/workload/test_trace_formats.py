@@ -305,6 +305,7 @@ def test_a_file_that_fits_two_formats_is_refused_until_one_is_named(tmp_path):
         (BURSTGPT, "azure", "has no TIMESTAMP, ContextTokens, GeneratedTokens, which the format"),
         (BURSTGPT, "jsonl", "is CSV, but the format jsonl is JSON Lines"),
         (BURSTGPT, "burst", '"burst" is no format of traces (did you mean "burstgpt"?)'),
+        (BURSTGPT.replace("\n", "\r"), None, "line 1: a carriage return alone ends no line"),
         ("Timestamp,Timestamp\n", None, 'line 1: the column "Timestamp" comes twice'),
     ],
 )

@@ -125,7 +125,8 @@ def _quoted(line: str, number: int) -> list[str]:
     try:
         [cells] = csv.reader([line], strict=True)
     except (ValueError, csv.Error) as error:
-        raise broken(number, f"its quotes do not end: {shown(line)}") from error
+        what = "a carriage return alone ends no line" if "\r" in line else "its quotes do not end"
+        raise broken(number, f"{what}: {shown(line)}") from error
     return cells
 
 
