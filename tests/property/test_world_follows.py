@@ -1,0 +1,99 @@
+"""What a log tells of the moment is what the scheduler holds: tokens, outputs, slots.
+
+Samples leave at random boundaries, in every state, so prompts pass from one to the next.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from random import Random
+
+import pytest
+from builders import Client, World, client, make_config
+
+from everbatch.diagnose.log import Ruler
+from everbatch.diagnose.world import World as ToldWorld
+from everbatch.scheduler.config import SchedulerConfig
+
+NUM_SEEDS = 200
+LAST_ARRIVAL = 5
+LEAVING = 0.03
+
+
+@pytest.mark.parametrize("extent", ["whole", "tail"])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_log_tells_what_the_scheduler_holds(mode, extent):
+    differing, num_compared = [], 0
+    for seed in range(NUM_SEEDS):
+        random = Random(seed)
+        clients = _clients(random)
+        world = World(_config(random, mode, extent), clients)
+        told = ToldWorld(asdict(world.config), Ruler(is_steps=False))
+        for _ in _boundaries(world, clients, told, random):
+            for id, held in _held(world).items():
+                num_compared += 1
+                if _told(told, id) != held:
+                    differing.append((seed, world.boundary, id, _told(told, id), held))
+
+    assert num_compared > 1_000
+    assert differing == []
+
+
+def _clients(random: Random) -> list[Client]:
+    return [
+        client(
+            f"c{number}",
+            random.randint(1, 20),
+            random.randint(1, 16),
+            n=random.choice([1, 2, 3, 3]),
+            arrival=random.randint(0, LAST_ARRIVAL),
+        )
+        for number in range(3)
+    ]
+
+
+def _config(random: Random, mode: str, extent: str) -> SchedulerConfig:
+    return make_config(
+        num_blocks=random.choice([10, 12, 16]),
+        max_num_batched_tokens=random.choice([3, 6, 64]),
+        max_num_seqs=random.choice([3, 4, 6]),
+        admission="now",
+        preemption_mode=mode,
+        preemption_extent=extent,
+        num_host_blocks=12,
+    )
+
+
+def _boundaries(
+    world: World, clients: list[Client], told: ToldWorld, random: Random
+) -> Iterator[None]:
+    """Run to the end; yields where the log has told everything."""
+    num_taken = 0
+    while True:
+        world.arrive()
+        for id in (id for one in clients if one.id in world.texts for id in one.sample_ids()):
+            if random.random() < LEAVING:
+                world.engine.abort(id)
+        if not world.engine.has_work and world.boundary >= LAST_ARRIVAL:
+            return
+        world.step()
+        for event in world.events[num_taken:]:
+            told.take(event)
+        num_taken = len(world.events)
+        yield
+
+
+def _held(world: World) -> dict[str, tuple[int, int, int | None]]:
+    """(computed tokens, outputs, slot) by id, of those who go by a name of their own."""
+    scheduler = world.engine.scheduler
+    return {
+        request.id: (*scheduler.progress(request), request.slot)
+        for request in scheduler.state.requests.values()
+        if not request.is_follower and request.label == request.id
+    }
+
+
+def _told(told: ToldWorld, id: str) -> tuple[int, int, int | None] | None:
+    live = told.live.get(id)
+    if live is None:
+        return None
+    return told.computed_tokens(live), told.num_outputs(live), live.slot
