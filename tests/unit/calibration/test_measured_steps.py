@@ -147,7 +147,7 @@ def test_a_broken_line_is_refused_with_what_comes_before_it():
 
 
 def test_a_time_that_is_no_integer_is_refused():
-    with pytest.raises(EventLogError, match="a step event has a start that is no integer"):
+    with pytest.raises(EventLogError, match="log: line 4: start is '5', as in no step event"):
         read(lines_of(arrived(0), admitted(5), {**step(5, 15, chunk=4), "start": "5"}))
 
 

@@ -150,17 +150,12 @@ class EventLogRows:
             yield line
 
     def _check(self, event: Arrived) -> None:
-        """Refuse what no engine writes; the reader of events looks at names only."""
+        """Refuse what no engine writes; the reader of events looks at names and types only."""
         line = self._line
-        for key, value in (("id", event.id), ("tenant", event.tenant)):
-            if not isinstance(value, str):
-                raise wrong(line, key, value, "a string")
         _checked_time(event.t, line)
         checked_count(event.prompt_tokens, "prompt_tokens", line)
         checked_count(event.max_tokens, "max_tokens", line, 1)
         checked_count(event.samples, "samples", line, 1)
-        if type(event.priority) is not int:
-            raise wrong(line, "priority", event.priority, "an integer")
 
     def _known(self, waiting: dict[str, _Life]) -> Iterator[TraceRow]:
         """Give those at the front whose ends are known."""
