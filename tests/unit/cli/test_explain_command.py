@@ -1,4 +1,4 @@
-"""`everbatch explain`: sources, errors, exit status, and how fast it starts."""
+"""`everbatch explain`: sources, errors and exit status."""
 
 import json
 import subprocess
@@ -10,8 +10,6 @@ import click
 import pytest
 from command_line import everbatch
 from unit.diagnose.logs import log_of, request
-
-START_UP_S = 0.35
 
 
 class Terminal(StringIO):
