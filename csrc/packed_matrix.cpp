@@ -100,7 +100,7 @@ void PackedMatrix::multiply_by_path(Runtime& runtime, const GemmCall& call,
   const std::size_t block_rows = rows_of_a_block(num_k_pairs_);
   const std::size_t num_blocks = div_ceil(num_rows, block_rows);
   const std::size_t wished = static_cast<std::size_t>(runtime.pool.num_threads()) * kPiecesPerThread;
-  const std::size_t pairs_at_once = div_ceil(num_panel_pairs_ * std::max(num_blocks, 1ul), wished);
+  const std::size_t pairs_at_once = div_ceil(num_panel_pairs_ * std::max<std::size_t>(num_blocks, 1), wished);
   const std::size_t step = std::min(pairs_at_once, num_panel_pairs_);
   const std::size_t num_columns = div_ceil(num_panel_pairs_, step);
   runtime.pool.run(num_blocks * num_columns, [&](std::size_t index, int) {
