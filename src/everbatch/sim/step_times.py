@@ -19,6 +19,8 @@ from everbatch.workload.scenario import Scenario
 if TYPE_CHECKING:
     from everbatch.costs.fitted import FittedStepTime
 
+LONGEST_NS = float(1 << 64)
+"""Many slowdowns at once multiply beyond all floats; a request of that length is refused anyway."""
 _EXAMPLES = {"hardware": 'name = "h100-sxm"', "model": 'name = "llama-3.1-8b"'}
 
 
@@ -57,7 +59,7 @@ class SlowedStepTime:
         for slowdown in self.slowdowns:
             if slowdown.start_ns <= now and (slowdown.end_ns is None or now < slowdown.end_ns):
                 factor *= slowdown.factor
-        return max(1, round(factor * self.step_time.duration_ns(work)))
+        return max(1, round(min(LONGEST_NS, factor * self.step_time.duration_ns(work))))
 
 
 def clock_model(scenario: Scenario, clock: Clock) -> ClockModel:

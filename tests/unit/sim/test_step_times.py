@@ -108,3 +108,10 @@ def test_slowdowns_at_once_multiply():
     faults = [{"kind": "slow", "factor": 2}, {"kind": "slow", "factor": 1.5}]
 
     assert run({"kind": "nominal"}, faults=faults)["duration_s"] == pytest.approx(0.036)
+
+
+def test_slowdowns_beyond_all_floats_are_refused_by_what_they_make_of_a_request():
+    faults = [{"kind": "slow", "factor": 1e6}] * 60
+
+    with pytest.raises(ConfigError, match="a request takes .* at most"):
+        run({"kind": "nominal"}, faults=faults)
