@@ -46,10 +46,11 @@ class EventLogWriter:
     def write(self, events: Iterable[Event]) -> None:
         """Append events, in order."""
         for event in events:
-            if isinstance(event, StepRan) and event.is_quiet:
+            quiet = _as_quiet(event)
+            if quiet is not None:
                 if self._run is None:
-                    self._run = _QuietRun(event)
-                self._run.add(event)
+                    self._run = _QuietRun(quiet)
+                self._run.add(quiet)
                 continue
             if self._run is not None:
                 self._end_run(self._run)
@@ -89,20 +90,20 @@ class EventLogWriter:
 class _QuietRun:
     """Quiet steps that follow each other, and from which of them on no line of the file tells."""
 
-    def __init__(self, first: StepRan) -> None:
+    def __init__(self, first: QuietSteps) -> None:
         self._first = self._last = first
         self._count = 0
-        self._first_unwritten: StepRan | None = None
+        self._first_unwritten: QuietSteps | None = None
         self._num_unwritten = 0
         self.was_flushed = False
 
-    def add(self, step: StepRan) -> None:
+    def add(self, steps: QuietSteps) -> None:
         """Make the run longer."""
-        self._last = step
-        self._count += 1
+        self._last = steps
+        self._count += steps.count
         if self._first_unwritten is None:
-            self._first_unwritten = step
-        self._num_unwritten += 1
+            self._first_unwritten = steps
+        self._num_unwritten += steps.count
 
     def whole_line(self) -> str:
         return self._line(self._first, self._count)
@@ -118,10 +119,19 @@ class _QuietRun:
         self._first_unwritten = None
         self._num_unwritten = 0
 
-    def _line(self, first: StepRan, count: int) -> str:
+    def _line(self, first: QuietSteps, count: int) -> str:
         return event_line(
             QuietSteps(self._last.t, first.step, first.start, count, self._first.decodes)
         )
+
+
+def _as_quiet(event: Event) -> QuietSteps | None:
+    """Give an event as a run of quiet steps, if that is all that it tells of."""
+    if type(event) is StepRan:
+        if event.is_quiet:
+            return QuietSteps(event.t, event.step, event.start, 1, event.decodes)
+        return None
+    return event if type(event) is QuietSteps else None
 
 
 def event_line(event: Event) -> str:

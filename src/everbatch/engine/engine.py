@@ -21,6 +21,7 @@ from everbatch.scheduler.admission import (
     refusal,
 )
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.leap import Runner
 from everbatch.scheduler.plan import StepOutcome, StepPlan
 from everbatch.scheduler.request import FinishReason, Request
 from everbatch.scheduler.scheduler import NothingToRun, Scheduler
@@ -188,6 +189,16 @@ class Engine:
         result = self._result(events, plan, None)
         result.outputs = _outputs(outcome, dropped)
         return result
+
+    def leap(self, run: Runner) -> StepResult | None:
+        """Let `run` carry out the next steps as far as none needs a plan; None if the next does.
+
+        For those who do not look at single steps (scheduler/leap.py): the result has no plan and no
+        outputs. `run` stands in for the executor.
+        """
+        if not self.scheduler.leap(run):
+            return None
+        return self._result(self.scheduler.take_events(), None, None)
 
     def stats(self) -> EngineStats:
         """Give the counters and gauges as of the last boundary."""

@@ -6,7 +6,16 @@ Engine for each event; read by the server and by the command line.
 
 from dataclasses import dataclass, field, replace
 
-from everbatch.base.events import Admitted, Arrived, Event, Finished, Preempted, Rejected, StepRan
+from everbatch.base.events import (
+    Admitted,
+    Arrived,
+    Event,
+    Finished,
+    Preempted,
+    QuietSteps,
+    Rejected,
+    StepRan,
+)
 
 
 @dataclass(slots=True)
@@ -54,6 +63,10 @@ class EngineMetrics:
                 sums.num_steps += 1
                 sums.scheduled_tokens += event.tokens
                 sums.generation_tokens += event.emitted
+            case QuietSteps():
+                sums.num_steps += event.count
+                sums.scheduled_tokens += event.count * event.decodes
+                sums.generation_tokens += event.count * event.decodes
             case Arrived():
                 sums.num_arrived += 1
             case Rejected():

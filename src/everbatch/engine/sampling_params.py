@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everbatch.base.errors import InvalidRequest
+from everbatch.engine.structured_outputs import StructuredOutputsParams, structured_outputs_of
 
 DEFAULT_MAX_TOKENS = 16
 """vLLM's. Of the Python API: in a request of the HTTP API absent means None."""
@@ -34,7 +35,8 @@ class SamplingParams:
     draws what n = 1 draws, the others have seeds derived from the same one.
 
     Given in the ways that vLLM and OpenAI know, kept in one: `stop` may be one string, lists are
-    kept as tuples, a logit_bias mapping as pairs, None as nothing.
+    kept as tuples, a logit_bias mapping as pairs, None as nothing. structured_outputs may be a
+    mapping of the names of StructuredOutputsParams.
     """
 
     temperature: float = 1.0
@@ -55,6 +57,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     n: int = 1
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         if self.top_k == -1 and not isinstance(self.top_k, bool):
@@ -62,6 +65,7 @@ class SamplingParams:
         self.stop = _stops(self.stop)
         self.stop_token_ids = _stop_ids(self.stop_token_ids)
         self.logit_bias = _biases(self.logit_bias)
+        self.structured_outputs = structured_outputs_of(self.structured_outputs)
         _number(self.temperature, "temperature", 0.0, 2.0)
         _number(self.top_p, "top_p", 0.0, 1.0, above_low=True)
         _whole(self.top_k, "top_k", 0, 2**31 - 1, " or be -1, which is off as 0 is")
@@ -86,6 +90,19 @@ class SamplingParams:
         _flag(self.ignore_eos, "ignore_eos")
         _flag(self.include_stop_str_in_output, "include_stop_str_in_output")
         _flag(self.skip_special_tokens, "skip_special_tokens")
+        if self.structured_outputs is not None:
+            _check_ends(self)
+
+
+def _check_ends(params: SamplingParams) -> None:
+    """Refuse what would have an answer go on beyond the end of its form."""
+    for name, value in (("ignore_eos", params.ignore_eos), ("min_tokens", params.min_tokens)):
+        if value:
+            raise InvalidRequest(
+                f"{name} does not go with structured_outputs or response_format: the form says "
+                "where the answer may end; leave one of them out",
+                name,
+            )
 
 
 def _number(value: object, name: str, low: float, high: float, *, above_low: bool = False) -> None:

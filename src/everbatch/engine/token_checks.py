@@ -10,11 +10,11 @@ from everbatch.base.errors import InvalidRequest
 from everbatch.engine.sampling_params import SamplingParams
 
 
-def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequest for a prompt with ids that the model does not have."""
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str = "prompt") -> None:
+    """Raise InvalidRequest for ids that the model does not have."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         wrong = next(one for one in token_ids if not 0 <= one < vocab_size)
-        raise _unknown_id("prompt", wrong, vocab_size)
+        raise _unknown_id(param, wrong, vocab_size)
 
 
 def check_sampling_ids(sampling: SamplingParams, vocab_size: int) -> None:

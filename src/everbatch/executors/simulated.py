@@ -11,6 +11,7 @@ Token ids are those of streams handed in as ranges and arrays. They are read onl
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,6 +19,7 @@ from everbatch.base.clock import VirtualClock
 from everbatch.costs.work import StepTime, StepWork
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.executor import EmittedTokens
+from everbatch.scheduler.leap import Stretch
 from everbatch.scheduler.plan import Admission, PrefillChunk, StepOutcome, StepPlan
 
 NOTHING_TO_STREAM = EmittedTokens((), (), None)
@@ -84,6 +86,8 @@ class SimulatedExecutor:
         self._rows: dict[int, _Row] = {}
         self._ends_at: dict[int, dict[int, None]] = {}
         """Slots by the pass that emits their last output."""
+        self._first_end: int | None = None
+        """The first pass of `_ends_at`, where it is known."""
         self._num_passes = 0
         self._num_decodes = 0
         self._decode_context = 0
@@ -99,10 +103,7 @@ class SimulatedExecutor:
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Let one pass go by; gives who ended by itself in it."""
-        for slot in plan.released:
-            if slot in self._rows:
-                self._leave(slot)
-                del self._rows[slot]
+        self._release(plan.released)
         for slot in plan.left:
             self._leave(slot)
         for admission in plan.admitted:
@@ -120,12 +121,53 @@ class SimulatedExecutor:
         self._clock.advance(self._step_time.duration_ns(self.work))
         return StepOutcome(stopped=stopped, tokens=NOTHING_TO_STREAM)
 
+    def leap(self, stretch: Stretch, until: int) -> tuple[list[int], list[int]]:
+        """Let passes of the same decodes go by; none begins at `until` or later, the first may.
+
+        Gives how long each took, and the slots that the last one ended: the others end nobody.
+        """
+        self._release(stretch.released)
+        for request in stretch.joined:
+            assert request.slot is not None
+            self._join(request.slot)
+        num_decodes = self._num_decodes
+        assert num_decodes == stretch.num_decodes, "the decode sets differ"
+        if self._first_end is None:
+            self._first_end = min(self._ends_at, default=None)
+        most = stretch.most
+        if self._first_end is not None:
+            most = min(most, self._first_end - self._num_passes)
+        durations = self._passes(most, until)
+        count = len(durations)
+        self.num_tokens += num_decodes * count
+        self._num_passes += count
+        self._decode_context += num_decodes * count
+        return durations, list(self._ends_at.pop(self._num_passes, ()))
+
     def reset(self) -> None:
         """Forget all slots (engine.executor.Executor)."""
         self._rows.clear()
         self._ends_at.clear()
+        self._first_end = None
         self._num_decodes = 0
         self._decode_context = 0
+
+    def _passes(self, most: int, until: int) -> list[int]:
+        """Let up to `most` passes of nothing but the decode set go by; gives how long they took."""
+        work, clock, duration_ns = self.work, self._clock, self._step_time.duration_ns
+        num_decodes = work.num_decodes = work.num_logits = self._num_decodes
+        work.decode_context = self._decode_context
+        work.num_chunks = work.prefill_tokens = work.prefill_context = work.prefill_pairs = 0
+        work.swapped_blocks = work.copied_blocks = 0
+        durations: list[int] = []
+        for _ in range(most):
+            duration = duration_ns(work)
+            durations.append(duration)
+            clock.advance(duration)
+            work.decode_context += num_decodes
+            if clock.now_ns() >= until:
+                break
+        return durations
 
     def _count_work(self, plan: StepPlan) -> None:
         """Say what the pass is about to do. A masked row is a decode that reads its own token."""
@@ -152,6 +194,12 @@ class SimulatedExecutor:
             if row.num_outputs == row.text.output_tokens:
                 stopped.append(slot)
 
+    def _release(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            if slot in self._rows:
+                self._leave(slot)
+                del self._rows[slot]
+
     def _admit(self, admission: Admission) -> None:
         assert admission.slot not in self._rows, "a slot was given away twice"
         text = _text_of(admission.payload)
@@ -165,7 +213,10 @@ class SimulatedExecutor:
         row.joined_at = self._num_passes
         self._num_decodes += 1
         self._decode_context += row.num_computed + 1
-        self._ends_at.setdefault(self._end(row), {})[slot] = None
+        end = self._end(row)
+        self._ends_at.setdefault(end, {})[slot] = None
+        if self._first_end is not None and end < self._first_end:
+            self._first_end = end
 
     def _leave(self, slot: int) -> None:
         row = self._rows[slot]
@@ -183,6 +234,7 @@ class SimulatedExecutor:
             due.pop(slot, None)
             if not due:
                 del self._ends_at[end]
+        self._first_end = None
 
     def _end(self, row: _Row) -> int:
         assert row.joined_at is not None

@@ -23,6 +23,8 @@ class DecodeSet:
         self._joined_at: dict[Request, int] = {}
         self._full_at: _Calendar = {}
         self._ends_at: _Calendar = {}
+        self._first_end: int | None = None
+        """The first step of `_ends_at`, where it is known."""
         self.num_steps = 0
         """Steps completed."""
 
@@ -50,7 +52,10 @@ class DecodeSet:
         assert request.num_output_tokens < request.max_tokens
         self._joined_at[request] = self.num_steps
         self._full_at.setdefault(self._next_full(request), {})[request] = None
-        self._ends_at.setdefault(self._end(request), {})[request] = None
+        end = self._end(request)
+        self._ends_at.setdefault(end, {})[request] = None
+        if self._first_end is not None and end < self._first_end:
+            self._first_end = end
 
     def leave(self, request: Request) -> int:
         """Take a member out; gives what `progress` gave."""
@@ -64,6 +69,7 @@ class DecodeSet:
                 due.pop(request, None)
                 if not due:
                     del calendar[step]
+        self._first_end = None
         del self._joined_at[request]
         return progress
 
@@ -71,13 +77,22 @@ class DecodeSet:
         """Give the members whose last blocks the next step fills."""
         return self._full_at.get(self.num_steps + 1, ())
 
-    def advance(self) -> tuple[KeysView[Request], KeysView[Request]]:
-        """Complete a step: each member consumed and emitted one token.
+    def num_alike(self) -> int:
+        """Count the steps up to the next one that fills somebody's block or is somebody's last.
+
+        There must be a member. O(1) but for the first question after somebody left.
+        """
+        if self._first_end is None:
+            self._first_end = min(self._ends_at)
+        return min(min(self._full_at), self._first_end) - self.num_steps
+
+    def advance(self, count: int = 1) -> tuple[KeysView[Request], KeysView[Request]]:
+        """Complete a step, or up to `num_alike`: each member consumed and emitted a token in each.
 
         Gives whose blocks are full now and who has emitted its last token; the first is a view that
         `leave` keeps up to date. O(1), whatever the number of members.
         """
-        self.num_steps += 1
+        self.num_steps += count
         ended = self._ends_at.pop(self.num_steps, {})
         full = self._full_at.pop(self.num_steps, {})
         if full:

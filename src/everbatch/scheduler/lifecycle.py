@@ -1,7 +1,7 @@
 """All changes of requests: arrived, admitted, preempted, served, forked, ended.
 
-With endings.py the only file that changes a request's state, counters or table, and that moves
-requests between the collections of SchedulerState. Works through drafts that the planner decided;
+With endings.py the only file that changes a request's state or counters, and that moves requests
+between the collections of SchedulerState. Works through drafts that the planner decided;
 decides nothing itself. Called by Scheduler.
 """
 
@@ -75,7 +75,7 @@ class Lifecycle:
             self._admit(draft, request, hits, plan.step, now_ns)
         self._append_blocks(draft)
         for request in draft.joined:
-            self._join(request)
+            self.join(request)
         for request in draft.turns:
             if request in state.decodes:
                 request.turn = state.take_turn()
@@ -120,9 +120,13 @@ class Lifecycle:
             self._endings.retire(state.slots[slot], FinishReason.STOP, now_ns)
         for request in ended:
             self._endings.retire(request, FinishReason.LENGTH, now_ns)
-        state.due = list(full)
-        for request in state.due:
-            if request.chain is not None:
+        self.note_full(full)
+
+    def note_full(self, full: Collection[Request]) -> None:
+        """Note whose last blocks the step filled: they need another, and can be reused."""
+        self._state.due = due = list(full)
+        if self._config.enable_prefix_caching:
+            for request in due:
                 self._endings.register_full(request, len(request.block_table))
 
     def retire_failed(self, draft: Draft, outcome: StepOutcome, now_ns: int) -> int:
@@ -286,7 +290,8 @@ class Lifecycle:
             request.move_to(RequestStatus.PREFILL)
             state.prefilling[request] = None
 
-    def _join(self, request: Request) -> None:
+    def join(self, request: Request) -> None:
+        """Let a request that can decode do so in every step from the next on."""
         state = self._state
         del state.idle_decodes[request]
         state.decodes.join(request)

@@ -37,6 +37,11 @@ class DeferralLog:
         self._head: Request | None = None
         self._rest = BEHIND_HEAD
 
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether somebody came into the queue since the last plan that was carried out."""
+        return bool(self._newcomers)
+
     def note_waiting(self, request: Request) -> None:
         """A request has come, or come back, into the queue."""
         self.current.pop(request, None)

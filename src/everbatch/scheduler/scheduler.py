@@ -4,6 +4,7 @@
     schedule(now) -> StepPlan or NothingToRun    decides; changes nothing that cannot be undone
     apply(plan, outcome, now) -> events          commits consumed KV, retires, frees
     rollback(plan)                               the step did not happen
+    leap(run) -> bool                            many steps at once, where none needs a plan
 
 Belongs here: the order in which things happen. What is decided is in planner.py, what becomes of
 requests in lifecycle.py. Time is handed in; order is explicit; no token id is read but to hash a
@@ -27,6 +28,7 @@ from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.content_reader import ContentReader
 from everbatch.scheduler.draft import Draft
 from everbatch.scheduler.endings import Endings
+from everbatch.scheduler.leap import Leaps, Runner
 from everbatch.scheduler.lifecycle import Lifecycle
 from everbatch.scheduler.plan import StepOutcome, StepPlan, TokenStore
 from everbatch.scheduler.plan_writer import PlanWriter
@@ -62,6 +64,7 @@ class Scheduler:
         self._writer = PlanWriter(config, self.state)
         self._endings = Endings(*shared, reader, self.deferrals, self._events)
         self._lifecycle = Lifecycle(*shared, self._endings, self.deferrals, self._events)
+        self._leaps = Leaps(*shared, self._lifecycle, self.deferrals, self._events)
         self._plan: StepPlan | None = None
         self._draft: Draft | None = None
         self._aborts: dict[str, FinishReason] = {}
@@ -197,7 +200,17 @@ class Scheduler:
         num_emitted = draft.num_decodes + num_first - num_dropped
         event = step_event(draft, plan, self.state.pool, num_emitted, now_ns)
         self._events.insert(place, event)
+        self._leaps.note_plan(draft)
         return self.take_events()
+
+    def leap(self, run: Runner) -> bool:
+        """Let `run` carry out the next steps as far as none needs a plan; gives whether any did.
+
+        As `schedule` and `apply` would, one by one, but that no plan is shown and steps alike are
+        one event. Whoever calls knows that nobody came, left or expired meanwhile.
+        """
+        assert self._plan is None
+        return not self._aborts and not self._events and self._leaps.leap(run)
 
     def take_events(self) -> list[Event]:
         """Give the events since the last call."""

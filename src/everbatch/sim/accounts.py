@@ -9,6 +9,7 @@ summary.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from everbatch.base.events import (
     Admitted,
@@ -17,6 +18,7 @@ from everbatch.base.events import (
     Event,
     Finished,
     Preempted,
+    QuietSteps,
     SampleFinished,
     StepRan,
 )
@@ -83,12 +85,18 @@ class Accounts:
         if spec.id not in self.records:
             self.records[spec.id] = self._streams[spec.id] = RequestRecord(spec)
 
-    def fold(self, events: Iterable[Event]) -> None:
-        """Count events, in order."""
+    def fold(self, events: Iterable[Event], quiet_durations: Iterable[int] = ()) -> None:
+        """Count events, in order.
+
+        quiet_durations: how long each pass took of those that QuietSteps tell of together.
+        """
+        durations = iter(quiet_durations)
         for event in events:
             match event:
                 case StepRan():
                     self._fold_step(event)
+                case QuietSteps():
+                    self._fold_quiet(event.decodes, list(islice(durations, event.count)))
                 case Admitted():
                     self._fold_admitted(event)
                 case Decoding(emitted=True):
@@ -188,12 +196,7 @@ class Accounts:
         for request_id in event.left:
             self._stop_decoding(streams[request_id])
         for request_id in event.joined:
-            record = streams[request_id]
-            assert record.last_token_at is not None, "a request decodes without a first token"
-            gap = event.t - record.last_token_at
-            gaps[gap] = gaps.get(gap, 0) + 1
-            record.longest_gap = max(record.longest_gap, gap)
-            record.decodes_since = event.t
+            self._join(streams[request_id], event.t)
         gap = event.t - self._last_pass_end
         num_stayed = event.decodes - len(event.joined)
         if num_stayed:
@@ -204,6 +207,30 @@ class Accounts:
         counters.busy_time += event.t - event.start
         counters.useful_tokens += event.emitted
         counters.scheduled_tokens += event.tokens
+
+    def _fold_quiet(self, num_decodes: int, durations: list[int]) -> None:
+        """Count passes, one right after the other, in which the same requests decoded."""
+        counters, gaps = self.counters, self.token_gaps
+        for gap in durations:
+            gaps[gap] = gaps.get(gap, 0) + num_decodes
+        if self._longest_gaps is not None:
+            end = self._last_pass_end
+            for gap in durations:
+                end += gap
+                self._longest_gaps.add(end, gap)
+        duration, num_tokens = sum(durations), num_decodes * len(durations)
+        self._last_pass_end += duration
+        counters.busy_time += duration
+        counters.useful_tokens += num_tokens
+        counters.scheduled_tokens += num_tokens
+
+    def _join(self, record: RequestRecord, now: int) -> None:
+        """Note the first token that a stream got as a member of the decode set."""
+        assert record.last_token_at is not None, "a request decodes without a first token"
+        gap = now - record.last_token_at
+        self.token_gaps[gap] = self.token_gaps.get(gap, 0) + 1
+        record.longest_gap = max(record.longest_gap, gap)
+        record.decodes_since = now
 
     def _start(self, record: RequestRecord, now: int) -> None:
         """Note the first token of a prompt: all samples start with it."""

@@ -18,9 +18,10 @@ from typing import Protocol, TextIO
 from everbatch.base.clock import VirtualClock
 from everbatch.base.events import Event, Finished, Preempted
 from everbatch.costs.work import StepTime
-from everbatch.engine.engine import Engine, EngineRequest
+from everbatch.engine.engine import Engine, EngineRequest, StepResult
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.simulated import SimulatedExecutor
+from everbatch.scheduler.leap import Ran, Stretch
 from everbatch.scheduler.plan import StepOutcome, StepPlan, TokenStore
 from everbatch.scheduler.request import FinishReason
 from everbatch.scheduler.scheduler import Scheduler
@@ -39,6 +40,7 @@ SERVED = (FinishReason.STOP, FinishReason.LENGTH)
 """Whoever ends otherwise may try again."""
 STEPS_A_REPORT = 4096
 """So many calls of the engine go by between two reports of progress."""
+NEVER = 1 << 200
 
 
 class Observer(Protocol):
@@ -69,6 +71,9 @@ class RunOptions:
     """How long passes take; None: what the scenario's clock says."""
     keeps_requests: bool = True
     """Whether the summary has a part for each request; if not, memory stays bounded."""
+    leaps: bool = True
+    """Whether steps that need no plan are taken many at a time where nobody looks at single ones.
+    The summary is the same either way."""
     progress: Callable[[int, int], None] | None = None
     """Told the time and how many requests have ended, now and then."""
 
@@ -119,6 +124,9 @@ class SimulatedRun:
         self._horizons: Summary = {}
         self._num_deferred_calls = 0
         self._counts_ticks = scenario.clock.unit.is_steps
+        self._may_leap = self._options.leaps and not observers
+        self._leap_until = 0
+        self._quiet_durations: list[int] = []
         self._used_blocks = 0
         """During the pass that ran last."""
 
@@ -137,7 +145,8 @@ class SimulatedRun:
                 engine.scheduler.expire(now)
                 self._report(now)
             elif engine.has_work:
-                self._step()
+                if not (self._may_leap and self._leap()):
+                    self._step()
             elif world.next_arrival is None and self._has_no_end:
                 self._report(now)
             else:
@@ -215,8 +224,7 @@ class SimulatedRun:
         """Let the engine decide and run one step, or learn why it cannot."""
         result = self.engine.step(self._left_meanwhile if self._world.has_aborts else None)
         self._take(result.events)
-        for request_id, reason in result.finished:
-            self._world.ended(request_id, self._clock.now_ns(), served=reason in SERVED)
+        self._tell_world(result)
         scheduler = self.engine.scheduler
         if result.plan is not None:
             self._num_deferred_calls = 0
@@ -234,6 +242,53 @@ class SimulatedRun:
             raise no_progress(
                 scheduler, self._clock.now_ns(), self._scenario.clock.unit, self._num_deferred_calls
             )
+
+    def _leap(self) -> bool:
+        """Let steps go by that need no plan, until somebody comes or leaves; gives if any did."""
+        if self._world.has_aborts:
+            # Who leaves in the middle of a pass loses its token: such a pass has to be seen.
+            return False
+        self._leap_until = self._next_event()
+        if self._leap_until <= self._clock.now_ns():
+            return False
+        result = self.engine.leap(self._run_stretch)
+        if result is None:
+            return False
+        self._num_deferred_calls = 0
+        self._take(result.events, self._quiet_durations)
+        self._quiet_durations.clear()
+        self._tell_world(result)
+        return True
+
+    def _run_stretch(self, stretch: Stretch) -> Ran:
+        """Let passes go by that differ in nothing, and count what `_step` counts of each."""
+        state, counters = self.engine.scheduler.state, self.accounts.counters
+        num_used, num_empty = state.pool.num_used, len(state.free_slots)
+        counters.peak_blocks = max(counters.peak_blocks, num_used)
+        start = self._clock.now_ns()
+        durations, stopped = self._executor.leap(stretch, self._leap_until)
+        now = self._clock.now_ns()
+        duration = now - start
+        counters.held_slot_time += (self._scenario.engine.max_num_seqs - num_empty) * duration
+        counters.used_block_time += num_used * duration
+        self._blame_empty_slots(num_empty, len(durations))
+        # A first step in which somebody took a block or joined has an event of its own.
+        self._quiet_durations += durations if stretch.is_quiet else durations[1:]
+        goes_on = now < self._leap_until
+        return Ran(len(durations), start, start + durations[0], now, stopped, goes_on)
+
+    def _next_event(self) -> int:
+        """Give the time from which on something besides steps may be due."""
+        times = [self._points[-1]] if self._points else []
+        if self._world.next_arrival is not None:
+            times.append(self._world.next_arrival)
+        if deadlines := self.engine.scheduler.state.deadlines:
+            times.append(deadlines[0][0] + 1)
+        return min(times, default=NEVER)
+
+    def _tell_world(self, result: StepResult) -> None:
+        for request_id, reason in result.finished:
+            self._world.ended(request_id, self._clock.now_ns(), served=reason in SERVED)
 
     def _idle(self, now: int) -> None:
         """Let time pass until somebody arrives or something is to be reported."""
@@ -258,19 +313,15 @@ class SimulatedRun:
                 self._world.ended(event.id, event.t, served=served)
         self._take(events)
 
-    def _take(self, events: list[Event]) -> None:
+    def _take(self, events: list[Event], quiet_durations: Sequence[int] = ()) -> None:
         if events:
-            self.accounts.fold(events)
+            self.accounts.fold(events, quiet_durations)
             self._body.write(events)
             for observer in self._observers:
                 observer.happened(events)
 
     def _count_slots(self, plan: StepPlan) -> None:
-        """Say why slots were empty in the step that has just run, and for how long others were not.
-
-        An empty slot is blamed on a request that could have taken it: as many as waited have the
-        reason of the first that waits; for the others there was nobody.
-        """
+        """Say why slots were empty in the step that has just run, and for how long others were not."""
         state, counters = self.engine.scheduler.state, self.accounts.counters
         counters.masked_slot_iterations += len(plan.masked)
         num_empty = len(state.free_slots)
@@ -280,14 +331,23 @@ class SimulatedRun:
         duration = self._clock.now_ns() - plan.start_ns
         counters.held_slot_time += (self._scenario.engine.max_num_seqs - num_empty) * duration
         counters.used_block_time += self._used_blocks * duration
+        self._blame_empty_slots(num_empty, 1)
+
+    def _blame_empty_slots(self, num_empty: int, num_steps: int) -> None:
+        """Say why slots were empty for so many steps.
+
+        An empty slot is blamed on a request that could have taken it: as many as waited have the
+        reason of the first that waits; for the others there was nobody.
+        """
+        state = self.engine.scheduler.state
         num_waiting = min(num_empty, len(state.requests) - state.num_running)
-        self.accounts.note_idle(QUEUE_EMPTY, num_empty - num_waiting)
+        self.accounts.note_idle(QUEUE_EMPTY, (num_empty - num_waiting) * num_steps)
         if num_waiting:
             deferrals = self.engine.scheduler.deferrals.current
             first = state.policy.queue.peek(state.decodes.num_steps)
             if first not in deferrals:
                 first = next(request for request in deferrals if request.slot is None)
-            self.accounts.note_idle(deferrals[first].reason.value, num_waiting)
+            self.accounts.note_idle(deferrals[first].reason.value, num_waiting * num_steps)
 
     def _step_number(self, plan: StepPlan, end: int) -> int:
         """Give a step's number: on the clock of steps the tick at whose end it is over."""

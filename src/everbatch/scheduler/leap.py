@@ -1,0 +1,222 @@
+"""Steps that need no plan: those who can decode do, and nobody else could run.
+
+A leap is a run of such steps. It begins where every prompt is computed and nobody waits, or whoever
+waits first waits for an ending. It ends with the first step in which somebody ends, where blocks
+are lacking, or where its runner stops it. State, decisions and events are those of as many plans
+that are applied, except that no plan is written and steps alike are one event (QuietSteps, as in
+the event log). Works outside the pools' transactions, as it takes only what is there. Called by
+Scheduler.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from everbatch.base.events import Event, QuietSteps, StepRan
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.draft import BEHIND_HEAD, Draft
+from everbatch.scheduler.lifecycle import Lifecycle
+from everbatch.scheduler.plan import DeferReason, StepOutcome
+from everbatch.scheduler.report import DeferralLog
+from everbatch.scheduler.request import Request
+from everbatch.scheduler.state import SchedulerState
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Steps of a leap that differ in nothing: all members decode, nobody takes a block.
+
+    Only the first of a leap has slots that were released or that join before its first pass.
+    """
+
+    num_decodes: int
+    most: int
+    """Passes, at least 1, after which the scheduler has to look again."""
+    is_quiet: bool
+    """Whether nobody took a block or joined before the first."""
+    released: Sequence[int] = ()
+    joined: Sequence[Request] = ()
+
+
+@dataclass(slots=True)
+class Ran:
+    """What became of a stretch: 1 to `most` passes ran, one right after the other."""
+
+    count: int
+    start_ns: int
+    first_end_ns: int
+    """When the first of them ended."""
+    now_ns: int
+    """When the last of them ended."""
+    stopped: Sequence[int] = ()
+    """Slots that the last pass ended."""
+    goes_on: bool = True
+    """Whether there may be another stretch at once."""
+
+
+Runner = Callable[[Stretch], Ran]
+_Taken = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class Leaps:
+    """Knows when no plan is needed, and does without."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        state: SchedulerState,
+        lifecycle: Lifecycle,
+        deferrals: DeferralLog,
+        events: list[Event],
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._lifecycle = lifecycle
+        self._events = events
+        self._deferrals = deferrals
+        self._blocked_head: Request | None = None
+        """Whom the last plan found to wait for something that only an ending can bring."""
+        self._lasting = _lasting_obstacles(config)
+
+    def note_plan(self, draft: Draft) -> None:
+        """Remember whether whoever waits would be told the same by the next plan."""
+        head = draft.head
+        lasts = (
+            head is not None
+            and draft.rest_of_queue is BEHIND_HEAD
+            and not draft.victims
+            and draft.deferred[head].reason in self._lasting
+        )
+        self._blocked_head = head if lasts else None
+
+    def leap(self, run: Runner) -> bool:
+        """Let steps run as long as none needs a plan; gives whether any did."""
+        if not self._is_settled():
+            return False
+        state = self._state
+        needing = self._needing_blocks()
+        if len(needing) > state.pool.num_allocatable:
+            return False
+        released, joined = self._join_idle()
+        goes_on = True
+        while goes_on and len(needing) <= state.pool.num_allocatable:
+            goes_on = self._run_stretch(run, needing, released, joined)
+            needing, released, joined = state.due, [], []
+        return True
+
+    def _run_stretch(
+        self, run: Runner, needing: list[Request], released: list[int], joined: list[Request]
+    ) -> bool:
+        """Let steps run that differ in nothing but their first; gives whether another may follow."""
+        decodes, lifecycle, events = self._state.decodes, self._lifecycle, self._events
+        taken = self._append_to_each(needing)
+        num_decodes, step, place = len(decodes), decodes.num_steps + 1, len(events)
+        is_quiet = not (taken or joined)
+        ran = run(Stretch(num_decodes, decodes.num_alike(), is_quiet, released, joined))
+        full, ended = decodes.advance(ran.count)
+        if not is_quiet and ran.count > 1:
+            events.append(self._first_event(step, num_decodes, taken, joined, ran))
+            place += 1
+        if ran.stopped or ended:
+            lifecycle.finish_step(StepOutcome(list(ran.stopped)), ended, full, ran.now_ns)
+        else:
+            lifecycle.note_full(full)
+        # The steps come before those whom the last of them ended.
+        if is_quiet:
+            quiet = QuietSteps(ran.now_ns, step, ran.start_ns, ran.count, num_decodes)
+            events.insert(place, quiet)
+        elif ran.count > 1:
+            rest = ran.count - 1
+            quiet = QuietSteps(ran.now_ns, step + 1, ran.first_end_ns, rest, num_decodes)
+            events.insert(place, quiet)
+        else:
+            events.insert(place, self._first_event(step, num_decodes, taken, joined, ran))
+        return ran.goes_on and not (ran.stopped or ended)
+
+    def _first_event(
+        self, step: int, num_decodes: int, taken: _Taken, joined: list[Request], ran: Ran
+    ) -> StepRan:
+        """Describe a step in which somebody took a block or joined; the pool is as it left it."""
+        pool = self._state.pool
+        return StepRan(
+            t=ran.first_end_ns,
+            step=step,
+            start=ran.start_ns,
+            tokens=num_decodes,
+            emitted=num_decodes,
+            decodes=num_decodes,
+            chunks=(),
+            blocks=taken,
+            joined=tuple(request.id for request in joined),
+            left=(),
+            free_blocks=pool.num_free,
+            cached_blocks=pool.num_cached,
+        )
+
+    def _needing_blocks(self) -> list[Request]:
+        """Give those who decode next and whose last blocks are full."""
+        state, block_size = self._state, self._config.block_size
+        needing = [request for request in state.due if request in state.decodes]
+        for request in state.idle_decodes:
+            if request.num_computed_tokens == len(request.block_table) * block_size:
+                needing.append(request)
+        return needing
+
+    def _join_idle(self) -> tuple[list[int], list[Request]]:
+        """Let all decode who can; gives the slots released since the last step, and who joined."""
+        state = self._state
+        joined = sorted(state.idle_decodes, key=_by_admission)
+        for request in joined:
+            self._lifecycle.join(request)
+        released, state.released_slots = state.released_slots, []
+        return released, joined
+
+    def _append_to_each(self, needing: list[Request]) -> _Taken:
+        """Give each one more block, of which there must be enough; gives who took which."""
+        if not needing:
+            return ()
+        needing.sort(key=_by_admission)
+        blocks = self._state.pool.allocate(len(needing))
+        assert blocks is not None
+        rights = self._state.rights
+        for request, block in zip(needing, blocks, strict=True):
+            request.block_table.append(block)
+            if rights is not None:
+                rights.note(request)
+        return tuple((r.id, (block,)) for r, block in zip(needing, blocks, strict=True))
+
+    def _is_settled(self) -> bool:
+        """Whether those who can decode are all who could run."""
+        state = self._state
+        if state.prefilling or state.groups or state.masked or state.protected:
+            return False
+        if state.preempted_slots or state.swapped_out or self._deferrals.has_newcomers:
+            return False
+        num_decodes = len(state.decodes) + len(state.idle_decodes)
+        if not 0 < num_decodes <= self._config.max_num_batched_tokens:
+            return False
+        head = state.policy.queue.peek(state.decodes.num_steps)
+        if head is None:
+            return True
+        # Whoever has left may have made room for it.
+        has_room = state.released_slots or state.tail_holders
+        return head is self._blocked_head and not has_room
+
+
+def _lasting_obstacles(config: SchedulerConfig) -> tuple[DeferReason, ...]:
+    """Give the reasons for which the head of the queue waits until somebody ends.
+
+    Decodes only take blocks, so a head for which there are too few stays out, unless it could
+    read what they fill (prefix caching) or the way of admission looks ahead. Where the order of the
+    queue changes with time, or others may pass the head, nothing lasts.
+    """
+    changes = config.policy == "vtc" or (config.policy == "priority" and config.aging_steps)
+    shares = config.min_prefill_tokens or config.prefill_aging_steps
+    if changes or shares or config.backfill != "none" or config.batching == "static":
+        return ()
+    if config.enable_prefix_caching or config.admission not in ("now", "prompt"):
+        return (DeferReason.SEQUENCE_BUDGET,)
+    return (DeferReason.SEQUENCE_BUDGET, DeferReason.KV_BUDGET)
+
+
+def _by_admission(request: Request) -> int:
+    return request.admission_number

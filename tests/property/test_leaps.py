@@ -1,0 +1,146 @@
+"""Steps taken many at a time are the steps taken one by one: same summary, same event log."""
+
+import io
+import json
+from random import Random
+
+import pytest
+
+from everbatch.sim.run import RunOptions, SimulatedRun
+from everbatch.workload.builtin_scenarios import builtin_names, find_scenario
+from everbatch.workload.scenario import Scenario, parse_scenario
+
+HARDWARE = {"flops": 1e12, "memory_bandwidth": 1e12, "pcie_bandwidth": 1e11}
+MODEL = {
+    "num_params": 1e9,
+    "bytes_per_value": 2,
+    "num_layers": 10,
+    "num_kv_heads": 2,
+    "head_dim": 64,
+    "hidden_size": 512,
+}
+
+
+def run(scenario: Scenario, *, leaps: bool) -> tuple[dict, str, int]:
+    """Give a run's summary, its event log, and how many steps were planned for it."""
+    log = io.StringIO()
+    simulated = SimulatedRun(scenario, log, (), RunOptions(leaps=leaps))
+    scheduler, num_plans = simulated.engine.scheduler, 0
+    plan = scheduler.schedule
+
+    def counted(now_ns):
+        nonlocal num_plans
+        num_plans += 1
+        return plan(now_ns)
+
+    scheduler.schedule = counted
+    return simulated.run(), log.getvalue(), num_plans
+
+
+def both_ways(scenario: Scenario) -> tuple[int, int]:
+    """Check that leaps change nothing; gives how many steps were planned with and without."""
+    summary, log, num_plans = run(scenario, leaps=True)
+    slow_summary, slow_log, num_slow_plans = run(scenario, leaps=False)
+    assert summary == slow_summary
+    assert log == slow_log
+    return num_plans, num_slow_plans
+
+
+@pytest.mark.parametrize("name", [name for name in builtin_names() if name != "incident-slow"])
+def test_a_built_in_scenario_gives_the_same_with_leaps(name):
+    both_ways(find_scenario(name))
+
+
+def random_scenario(seed: int) -> Scenario:
+    """A small crowd under options drawn at random, on a pool that is often too small."""
+    draw = Random(seed)
+    kind = draw.choice(["steps", "nominal", "roofline"])
+    second = 1 if kind == "steps" else 0.005
+    block_size = draw.choice([1, 2, 4, 16])
+    num_blocks = draw.choice([40, 60, 400, 400]) * 4 // block_size + 1
+    engine = {
+        "max_num_seqs": draw.choice([1, 2, 4, 8]),
+        "max_num_batched_tokens": draw.choice([8, 16, 64, 256]),
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "num_host_blocks": draw.choice([0, 0, 20]),
+        "batching": draw.choice(["continuous"] * 5 + ["static"]),
+        "enable_prefix_caching": draw.random() < 0.5,
+        "min_prefill_tokens": draw.choice([0, 0, 4]),
+        "prefill_aging_steps": draw.choice([0, 0, 5]),
+        "policy": draw.choice(["fcfs", "fcfs", "priority", "srpt", "vtc"]),
+        "aging_steps": draw.choice([0, 0, 3]),
+        "backfill": draw.choice(["none", "none", "safe", "greedy"]),
+        "admission": draw.choice(["now", "prompt", "peak", "reserve"]),
+        "watermark": draw.choice([0.0, 0.1]),
+        "preemption_trigger": draw.choice(["shortage", "stall"]),
+        "preemption_extent": draw.choice(["whole", "tail"]),
+        "preemption_victim": draw.choice(["newest", "priority", "least_lost", "largest"]),
+        "max_preemptions": draw.choice([0, 0, 1]),
+    }
+    if engine["num_host_blocks"]:
+        engine["preemption_mode"] = "swap"
+    requests = []
+    for number in range(draw.randrange(1, 25)):
+        request = {
+            "id": f"r{number}",
+            "arrival": draw.randrange(120) * second,
+            "prompt": [
+                {"text": f"head{draw.randrange(3)}", "tokens": draw.randrange(1, 30)},
+                {"text": f"tail{number}", "tokens": draw.randrange(1, 30)},
+            ],
+            "output_tokens": draw.randrange(1, 40),
+            "priority": draw.randrange(3),
+            "tenant": draw.choice("ab"),
+        }
+        if draw.random() < 0.5:
+            request["max_tokens"] = draw.randrange(1, 40)
+        if draw.random() < 0.05:
+            request["abort_at"] = draw.randrange(150) * second
+        if draw.random() < 0.1:
+            request["deadline"] = draw.randrange(1, 60) * second
+        if draw.random() < 0.05:
+            request["n"] = min(2, engine["max_num_seqs"])
+        requests.append(request)
+    scenario = {
+        "engine": engine,
+        "clock": {"kind": kind},
+        "requests": requests,
+        "run": {"seed": seed, "horizons": [draw.randrange(1, 200) * second]},
+    }
+    if kind != "steps":
+        scenario |= {"hardware": HARDWARE, "model": MODEL, "slo": {"itl": 0.004}}
+        if draw.random() < 0.5:
+            scenario["clock"]["noise"] = 0.1
+        if draw.random() < 0.5:
+            scenario["faults"] = [{"kind": "slow", "start": 0.1, "end": 0.3, "factor": 2.5}]
+    return parse_scenario(json.dumps(scenario), f"seed {seed}", f"seed {seed}")
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_random_crowds_give_the_same_with_leaps(first):
+    for seed in range(first, first + 50):
+        both_ways(random_scenario(seed))
+
+
+def test_decodes_alone_need_few_plans():
+    requests = [{"id": "r", "prompt_tokens": 20, "output_tokens": 200, "count": 8}]
+    engine = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "num_blocks": 200}
+    text = json.dumps({"engine": engine, "requests": requests})
+
+    num_plans, num_slow_plans = both_ways(parse_scenario(text, "decodes", "decodes"))
+
+    assert num_slow_plans == 200
+    assert num_plans == 1
+
+
+def test_a_blocked_queue_needs_few_plans():
+    requests = [{"id": "r", "prompt_tokens": 20, "output_tokens": 100, "count": 12}]
+    engine = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "num_blocks": 200}
+    text = json.dumps({"engine": engine, "requests": requests})
+
+    num_plans, num_slow_plans = both_ways(parse_scenario(text, "waves", "waves"))
+
+    # Each of three waves is admitted by one plan; one more finds the head of the queue blocked.
+    assert num_slow_plans == 300
+    assert num_plans <= 6
