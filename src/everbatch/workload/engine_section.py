@@ -10,6 +10,8 @@ from typing import Any
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import Fields, did_you_mean, shown
 from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
+from everbatch.workload.engine_presets import KEY as PRESET
+from everbatch.workload.engine_presets import EnginePreset, read_preset
 
 SIZES = ("max_num_seqs", "max_num_batched_tokens", "num_blocks")
 """Options without a default: a scenario must give them."""
@@ -51,21 +53,24 @@ def read_engine(
     table: object,
     tenants: Mapping[str, TenantConfig],
     costs_of: Callable[[int], PreemptionCosts],
-) -> SchedulerConfig:
+) -> tuple[SchedulerConfig, EnginePreset]:
     """Read [engine]; ConfigError names the option that is unknown, missing or impossible.
 
+    Gives the preset too: blocks that are set later count as its engine counts them.
     `costs_of(block_size)` gives what preemption_mode auto compares, from [hardware] and [model]; it
     is called in that mode only.
     """
-    section = Fields(table, "[engine]", OPTIONS)
+    section = Fields(table, "[engine]", (PRESET, *OPTIONS))
     for name in SIZES:
         section.required(name, "a scenario must give the sizes")
-    given: dict[str, Any] = {**DEFAULTS}
+    preset = read_preset(section)
+    given: dict[str, Any] = {**DEFAULTS, **preset.options}
     given.update((name, _typed(section, name)) for name in OPTIONS if name in section)
     try:
+        given["num_blocks"] = preset.usable_blocks(given["num_blocks"])
         if given["preemption_mode"] == "auto":
             given["preemption_costs"] = costs_of(given["block_size"])
-        return SchedulerConfig(**given, tenants=tenants)
+        return SchedulerConfig(**given, tenants=tenants), preset
     except ConfigError as error:
         raise ConfigError(f"[engine] {error}") from error
 

@@ -19,6 +19,7 @@ from everbatch.costs.device import Device
 from everbatch.costs.model import Model
 from everbatch.costs.preemption import preemption_costs
 from everbatch.scheduler.config import SchedulerConfig, TenantConfig
+from everbatch.workload.engine_presets import NO_PRESET, EnginePreset
 from everbatch.workload.engine_section import read_engine, read_setting
 from everbatch.workload.presets import read_hardware, read_model
 from everbatch.workload.requests import RequestSpec, read_requests
@@ -67,6 +68,8 @@ class Scenario:
     hardware: Device | None = None
     model: Model | None = None
     workload: WorkloadSection | None = None
+    preset: EnginePreset = NO_PRESET
+    """Whose rules [engine] began with."""
 
     def with_run(self, *, horizon: float | None = None, seed: int | None = None) -> "Scenario":
         """Give the scenario with another horizon, as it is written, or seed; None keeps its own."""
@@ -91,6 +94,8 @@ class Scenario:
         options: dict[str, Any] = dict(map(read_setting, settings))
         block_size = options.get("block_size", self.engine.block_size)
         try:
+            if "num_blocks" in options:
+                options["num_blocks"] = self.preset.usable_blocks(options["num_blocks"])
             if options.get("preemption_mode", self.engine.preemption_mode) == "auto":
                 options["preemption_costs"] = preemption_costs(
                     self.hardware, self.model, block_size
@@ -117,16 +122,25 @@ class Scenario:
 
 def read_scenario(path: Path) -> Scenario:
     """Read a scenario file; ConfigError says what is wrong with it."""
+    return parse_file(read_text(path), path)
+
+
+def read_text(path: Path) -> str:
+    """Give the text of a scenario file, or ConfigError; a pipe can be read once."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"{path} has more than {MAX_FILE_BYTES:,} bytes, which are not read")
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read the scenario {path} ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 (byte {error.start})") from error
+
+
+def parse_file(text: str, path: Path) -> Scenario:
+    """Read the text of a scenario file; paths in it start at its folder."""
     return parse_scenario(text, path.stem, str(path), path.parent)
 
 
@@ -157,13 +171,14 @@ def build_scenario(data: object, name: str, folder: Path = Path()) -> Scenario:
         requests = read_requests(tables.get("requests"), unit.read)
     hardware = read_hardware(tables, folder)
     model = read_model(tables, folder)
+    engine, preset = read_engine(
+        tables.get("engine"),
+        _read_tenants(tables, unit),
+        lambda block_size: preemption_costs(hardware, model, block_size),
+    )
     return Scenario(
         name=name,
-        engine=read_engine(
-            tables.get("engine"),
-            _read_tenants(tables, unit),
-            lambda block_size: preemption_costs(hardware, model, block_size),
-        ),
+        engine=engine,
         requests=requests,
         run=sections.run,
         clock=sections.clock,
@@ -172,6 +187,7 @@ def build_scenario(data: object, name: str, folder: Path = Path()) -> Scenario:
         hardware=hardware,
         model=model,
         workload=workload,
+        preset=preset,
     )
 
 
