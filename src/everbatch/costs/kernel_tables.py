@@ -3,8 +3,7 @@
 Reads the tables that LLMServingSim's profiler writes for one model on one device: PREFIX_dense.csv
 (layer, tokens, time_us), PREFIX_per_sequence.csv (layer, sequences, time_us) and
 PREFIX_attention.csv (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us), of one layer each.
-For users of the Python package: no command and no [clock] makes it, a run takes it as its step_time
-(sim.run.RunOptions). Not covered: swapped and copied blocks, which cost nothing here.
+Made for clocks of the kind kernels. Not covered: swapped and copied blocks, which cost nothing.
 
 Values between measured ones are interpolated linearly, in no case by logarithms: times have jumps
 where a kernel needs one more wave, and a line between neighbours keeps them in place. Attention
@@ -29,6 +28,8 @@ ONCE_A_STEP = ("embedding", "final_layernorm")
 TWICE_A_LAYER = ("layernorm",)
 """Before attention and before the MLP."""
 MAX_FILE_BYTES = 64 << 20
+LONGEST_NS = float(1 << 64)
+"""A request of that length is refused anyway."""
 _AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 _NS_PER_US = NS_PER_S / 1e6
 
@@ -116,7 +117,9 @@ class KernelTableStepTime:
         if work.num_logits:
             kernels_us += self._rows(work.num_logits)
         fixed_ns = self._prompt_step_ns if work.num_chunks else self._decode_step_ns
-        return max(1, round(kernels_us * _NS_PER_US + fixed_ns))
+        duration_ns = kernels_us * _NS_PER_US + fixed_ns
+        # Times and counts of a table may multiply beyond all floats.
+        return max(1, round(duration_ns)) if duration_ns < LONGEST_NS else round(LONGEST_NS)
 
     def _attention_us(self, work: StepWork) -> float:
         """Give one layer's attention: the first prompt with the decodes, further prompts alone.

@@ -87,6 +87,11 @@ def _on_a_calm_device(scenario: Scenario) -> ClockModel:
 
         watched = WatchedRegion(read_profile(clock.file).step_time())
         return ClockModel(watched, watched.num_outside)
+    if clock.tables is not None:
+        from everbatch.costs.kernel_tables import KernelTableStepTime
+
+        num_layers = _num_layers(scenario)
+        return ClockModel(KernelTableStepTime(clock.tables, num_layers, **clock.options))
     device, model = _parts(scenario)
     if clock.kind == "nominal":
         from everbatch.costs.nominal import NominalStepTime
@@ -96,6 +101,17 @@ def _on_a_calm_device(scenario: Scenario) -> ClockModel:
 
     options = RooflineOptions(block_size=scenario.engine.block_size, **clock.options)
     return ClockModel(RooflineStepTime(device, model, options))
+
+
+def _num_layers(scenario: Scenario) -> int:
+    """Give how often the layers of the tables are repeated."""
+    num_layers = None if scenario.model is None else scenario.model.num_layers
+    if num_layers is None:
+        raise ConfigError(
+            '[clock] kind "kernels" needs num_layers of [model]: the tables are of one layer; give '
+            f"it, or {_EXAMPLES['model']}"
+        )
+    return round(num_layers)
 
 
 def _parts(scenario: Scenario) -> tuple[Device, Model]:

@@ -15,7 +15,7 @@ from everbatch.base.fields import Fields, did_you_mean, shown
 from everbatch.costs.noise import MAX_SIGMA
 from everbatch.workload.times import SECONDS, STEPS, TimeUnit
 
-CLOCKS = ("steps", "nominal", "roofline", "calibrated")
+CLOCKS = ("steps", "nominal", "roofline", "kernels", "calibrated")
 TENSOR_PARALLEL_SIZE = "tensor_parallel_size"
 ROOFLINE_NUMBERS = (
     "compute_efficiency",
@@ -25,6 +25,16 @@ ROOFLINE_NUMBERS = (
     "host_s_per_sequence",
     "all_reduce_latency_s",
 )
+KERNEL_NUMBERS = ("decode_step_s", "prompt_step_s")
+LEAST_FIXED_S, MOST_FIXED_S = -1.0, 1000.0
+"""What kernels do not tell of a step may be less than nothing: profilers measure too much."""
+_KIND_OF = {
+    "file": "calibrated",
+    "tables": "kernels",
+    **dict.fromkeys(KERNEL_NUMBERS, "kernels"),
+    **dict.fromkeys((TENSOR_PARALLEL_SIZE, *ROOFLINE_NUMBERS), "roofline"),
+}
+"""Keys of [clock] that one kind has."""
 FAULTS = ("slow",)
 MAX_FACTOR = 1e6
 GOALS = ("ttft", "itl", "tpot", "e2e")
@@ -37,8 +47,10 @@ class ClockSpec:
     kind: str = "steps"
     file: Path | None = None
     """The profile of the kind calibrated."""
+    tables: Path | None = None
+    """The prefix of the three tables of the kind kernels."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the kind roofline: those of costs.roofline.RooflineOptions that were given."""
+    """Of the kinds roofline and kernels: those options of their models that were given."""
     noise: float = 0.0
     """Standard deviation of the logarithm of a factor on each duration."""
 
@@ -111,12 +123,12 @@ def read_goal(text: str, unit: TimeUnit) -> tuple[str, int]:
 def _read_clock(tables: Fields, folder: Path) -> ClockSpec:
     if "clock" not in tables:
         return ClockSpec()
-    keys = ("kind", "file", "noise", TENSOR_PARALLEL_SIZE, *ROOFLINE_NUMBERS)
+    keys = ("kind", "noise", *_KIND_OF)
     section = Fields(tables.get("clock"), "[clock]", keys)
     kind = section.one_of("kind", "steps", CLOCKS)
-    for key in (TENSOR_PARALLEL_SIZE, *ROOFLINE_NUMBERS):
-        if key in section and kind != "roofline":
-            raise ConfigError(f'[clock] {key} belongs to the kind "roofline", the kind is "{kind}"')
+    for key, owner in _KIND_OF.items():
+        if key in section and kind != owner:
+            raise ConfigError(f'[clock] {key} belongs to the kind "{owner}", the kind is "{kind}"')
     noise = section.number("noise", 0.0, 0.0)
     if noise and kind == "steps":
         raise section.wrong("noise", "0 on the clock of steps, where a step has no length")
@@ -126,14 +138,27 @@ def _read_clock(tables: Fields, folder: Path) -> ClockSpec:
         section.required("file", "the profile that `everbatch calibrate` wrote")
         file = folder / section.text("file", "", may_be_empty=False)
         return ClockSpec(kind, file, noise=noise)
-    if "file" in section:
-        raise ConfigError(f'[clock] file belongs to the kind "calibrated", the kind is "{kind}"')
+    if kind == "kernels":
+        section.required("tables", "where the names of the three tables of kernels begin")
+        prefix = folder / section.text("tables", "", may_be_empty=False)
+        return ClockSpec(kind, tables=prefix, options=_read_fixed_parts(section), noise=noise)
     options: dict[str, Any] = {
         key: section.number(key, 0.0, 0.0) for key in ROOFLINE_NUMBERS if key in section
     }
     if TENSOR_PARALLEL_SIZE in section:
         options[TENSOR_PARALLEL_SIZE] = section.integer_or(TENSOR_PARALLEL_SIZE, 1, 1)
     return ClockSpec(kind, options=options, noise=noise)
+
+
+def _read_fixed_parts(section: Fields) -> dict[str, float]:
+    parts: dict[str, float] = {}
+    for key in KERNEL_NUMBERS:
+        if key in section:
+            parts[key] = section.number(key, 0.0, LEAST_FIXED_S)
+            if parts[key] > MOST_FIXED_S:
+                allowed = f"a number of seconds from {LEAST_FIXED_S:g} to {MOST_FIXED_S:g}"
+                raise section.wrong(key, allowed)
+    return parts
 
 
 def _read_run(tables: Fields, unit: TimeUnit) -> RunSpec:
