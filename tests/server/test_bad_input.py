@@ -98,10 +98,10 @@ BAD_COMPLETION_FIELDS: list[tuple[str, Any, str]] = [
     ("max_wait_s", "soon", "max_wait_s must be a number"),
     ("max_wait_s", True, "max_wait_s must be a number"),
     ("best_of", 3, "best_of=3 is not supported"),
-    ("echo", True, "echo=true is not supported"),
-    ("suffix", "end", "suffix"),
+    ("echo", "yes", "echo must be true or false"),
+    ("suffix", "end", "suffix=\"end\" is not supported"),
+    ("prompt_logprobs", 1, "prompt_logprobs=1 is not supported"),
     ("use_beam_search", True, "use_beam_search"),
-    ("prompt_logprobs", 1, "prompt_logprobs"),
     ("logit_processors", [], "logit_processors"),
     ("response_format", {"type": "json_object"}, "response_format"),
     ("guided_json", {}, "guided_json={} is not supported"),
@@ -316,7 +316,9 @@ async def test_stream_options_are_read_strictly() -> None:
         body = {"prompt": "x", "stream": True}
         for options, words in (
             ({"include_usage": 1}, "stream_options.include_usage"),
-            ({"continuous_usage_stats": True}, "stream_options.continuous_usage_stats"),
+            ({"continuous_usage_stats": True}, "stream_options.continuous_usage_stats goes with"),
+            ({"continuous_usage_stats": 1}, "stream_options.continuous_usage_stats must be"),
+            ({"include_obfuscation": True}, "stream_options.include_obfuscation"),
             ({"foo": 1}, "stream_options.foo"),
             ("yes", "stream_options must be an object"),
         ):

@@ -21,21 +21,10 @@ from everbatch.engine.engine import EngineRequest
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.scheduler.request import FinishReason
 from everbatch.server.channel import Channel
-from everbatch.server.choices import (
-    DONE,
-    Api,
-    CollectedChoice,
-    Events,
-    Head,
-    Logprobs,
-    StreamedChoice,
-    Usage,
-    error_event,
-    whole_body,
-)
-from everbatch.server.errors import ApiError
+from everbatch.server.choices import Api, CollectedChoice, Head, Stream, Streaming, Usage
 from everbatch.server.generation import Asked, Choice, Generation
 from everbatch.server.http_body import ClientLeft, watch_client
+from everbatch.server.logprobs import Logprobs
 from everbatch.server.protocol import Common
 from everbatch.server.served import Served
 from everbatch.tokenizer.text_stream import TextStream
@@ -49,10 +38,14 @@ STREAM_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a request as token ids that the model has, and how it is sampled."""
+    """One prompt of a request as token ids that the model has, and how it is sampled.
+
+    echo: the text that its choices begin with.
+    """
 
     token_ids: Sequence[int]
     sampling: SamplingParams
+    echo: str = ""
 
 
 @dataclass(slots=True)
@@ -65,11 +58,17 @@ class Answering:
     head: Head
     prompts: Sequence[Prompt]
     channel: Channel
+    ids: tuple[str, ...]
+    """The answer's id, and the one that the client gave its request, if it did."""
     generations: list[Generation] = field(default_factory=list)
 
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.common.sampling.n
+
+    def prompt_of(self, index: int) -> Prompt:
+        """Give the prompt of a choice."""
+        return self.prompts[index // self.common.sampling.n]
 
     def engine_id(self, index: int) -> str:
         """Give the engine's id for a prompt."""
@@ -90,11 +89,20 @@ class Answering:
             self.generations += generations
             submitted.append((request, generations))
         self.served.engine.submit(submitted)
+        self.served.answers.add(self)
 
     def let_go(self) -> None:
         """Abort whatever the engine still has of this request."""
+        self.served.answers.remove(self)
         for index in range(len(self.prompts)):
             self.served.engine.abort(self.engine_id(index), FinishReason.ABORT)
+
+    def abort(self) -> bool:
+        """End what has not ended, with finish reason abort; gives whether there was any."""
+        aborted = [generation.abort() for generation in self.generations]
+        for index in range(len(self.prompts)):
+            self.served.engine.abort(self.engine_id(index), FinishReason.ABORT)
+        return any(aborted)
 
     def usage(self) -> Usage:
         return Usage(
@@ -102,6 +110,13 @@ class Answering:
             sum(generation.num_output_tokens for generation in self.generations),
             sum(generation.num_cached_tokens for generation in self.generations),
         )
+
+    def logprobs(self, index: int) -> Logprobs | None:
+        """Make what gathers the log probabilities of a choice."""
+        num_top = self.common.sampling.logprobs
+        if num_top is None:
+            return None
+        return self.api.logprobs(self.served.model.tokenizer, num_top, None)
 
     def _generation(self, prompt: Prompt, choice: Choice, sample_id: str) -> Generation:
         engine = self.served.engine
@@ -132,7 +147,8 @@ async def answer_whole(request: Request, answering: Answering) -> Response:
     """Give the whole answer when the last choice has ended; raises ApiError or ClientLeft."""
     api, channel = answering.api, answering.channel
     choices = [
-        CollectedChoice(api, index, _logprobs(answering)) for index in range(answering.num_choices)
+        CollectedChoice(api, index, answering.logprobs(index), answering.prompt_of(index).echo)
+        for index in range(answering.num_choices)
     ]
     watcher = asyncio.create_task(watch_client(request.receive, channel))
     try:
@@ -142,16 +158,18 @@ async def answer_whole(request: Request, answering: Answering) -> Response:
         answering.let_go()
         await _cancel(watcher)
     _raise_end(channel)
-    body = whole_body(api, answering.head, choices, answering.usage())
+    body = api.body(answering.head, choices, answering.usage())
     return Response(body, media_type="application/json")
 
 
 async def answer_stream(request: Request, answering: Answering) -> Response:
     """Give a streamed answer once its first event is there; raises ApiError or ClientLeft."""
-    events = Events(answering.api, answering.head, include_usage=answering.common.include_usage)
-    channel = answering.channel
+    common, channel = answering.common, answering.channel
+    stream = answering.api.stream(
+        answering.head, Streaming(common.include_usage, common.continuous_usage, answering.usage)
+    )
     choices = [
-        StreamedChoice(events, index, _logprobs(answering), channel)
+        stream.choice(index, answering.logprobs(index), channel, answering.prompt_of(index).echo)
         for index in range(answering.num_choices)
     ]
     watcher = asyncio.create_task(watch_client(request.receive, channel))
@@ -163,18 +181,18 @@ async def answer_stream(request: Request, answering: Answering) -> Response:
         answering.let_go()
         await _cancel(watcher)
         raise
-    return EventStream(answering, events, watcher)
+    return EventStream(answering, stream, watcher)
 
 
 class EventStream(Response):
     """Writes a channel's bytes as they come, many at once if the client is slow to read."""
 
-    def __init__(self, answering: Answering, events: Events, watcher: "asyncio.Task[None]") -> None:
+    def __init__(self, answering: Answering, stream: Stream, watcher: "asyncio.Task[None]") -> None:
         self.status_code = 200
         self.background = None
         self.init_headers(STREAM_HEADERS)
         self._answering = answering
-        self._events = events
+        self._stream = stream
         self._watcher = watcher
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -190,17 +208,12 @@ class EventStream(Response):
             while chunk := await _next_chunk(channel):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if channel.has_client:
-                await send({"type": "http.response.body", "body": self._last(channel.error)})
+                error = channel.error
+                last = self._stream.end() if error is None else self._stream.failed(error)
+                await send({"type": "http.response.body", "body": last})
         finally:
             self._answering.let_go()
             await _cancel(self._watcher)
-
-    def _last(self, error: ApiError | None) -> bytes:
-        if error is not None:
-            return error_event(error.body()) + DONE
-        if self._answering.common.include_usage:
-            return self._events.usage(self._answering.usage()) + DONE
-        return DONE
 
 
 async def _next_chunk(channel: Channel) -> bytes:
@@ -214,13 +227,6 @@ def _raise_end(channel: Channel) -> None:
         raise ClientLeft
     if channel.error is not None:
         raise channel.error
-
-
-def _logprobs(answering: Answering) -> Logprobs | None:
-    num_top = answering.common.sampling.logprobs
-    if num_top is None:
-        return None
-    return answering.api.logprobs(answering.served.model.tokenizer, num_top)
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

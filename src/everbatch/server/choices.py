@@ -1,12 +1,14 @@
 """Choices of an answer, collected into one body or streamed as server-sent events.
 
-Belongs here: the JSON of both APIs. Not here: HTTP, tokens. Used by the routes.
+Belongs here: the JSON of completions and chat. Not here: HTTP, tokens, the third API
+(responses.py), what logprobs look like (logprobs.py). Used by the routes.
 
 A streamed choice writes one event for a piece of text. Its JSON is constant but for the text, so it
 is made once and cut there: a token costs one JSON string and one concatenation (with 64 streams
 the whole body anew is most of the loop's time).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,12 +16,9 @@ import msgspec
 
 from everbatch.engine.engine import TokenOutput
 from everbatch.server.channel import Channel
-from everbatch.server.logprobs import (
-    chat_entry,
-    completion_top,
-    finite,
-    token_text,
-)
+from everbatch.server.errors import ApiError
+from everbatch.server.generation import Choice
+from everbatch.server.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs, PromptScores
 from everbatch.tokenizer.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -54,242 +53,126 @@ class Usage:
         }
 
 
-class Logprobs(Protocol):
-    """Log probabilities of one choice, gathered until they are sent."""
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """What a stream is asked to tell besides text. `usage` gives what was used so far."""
 
-    def add(self, output: TokenOutput, offset: int) -> None: ...
+    include_usage: bool
+    continuous_usage: bool
+    usage: Callable[[], Usage]
 
-    def take(self) -> dict[str, Any] | None:
-        """Take what was gathered as the API's object; None if there is nothing."""
+
+class Stream(Protocol):
+    """One answer as server-sent events: its choices write theirs, and it has the last word."""
+
+    def choice(
+        self, index: int, logprobs: Logprobs | None, channel: Channel, echo: str
+    ) -> Choice: ...
+
+    def end(self) -> bytes:
+        """Give what comes once all choices have ended."""
+        ...
+
+    def failed(self, error: ApiError) -> bytes:
+        """Give what comes instead when something failed after the first event."""
         ...
 
 
 class Api(Protocol):
-    """What differs between completions and chat."""
+    """How one API writes an answer."""
 
     prompt_field: str
-    body_object: str
-    event_object: str
 
-    def choice(self, text: str) -> dict[str, Any]:
-        """Give the part of a whole choice that holds its text."""
+    def choice(self, text: str, finish_reason: str) -> dict[str, Any]:
+        """Give the part of a whole choice that holds its text and why it ended."""
         ...
 
-    def delta(self, text: str) -> dict[str, Any]:
-        """Give the part of a streamed choice that holds some text."""
+    def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes: ...
+
+    def stream(self, head: Head, wanted: Streaming) -> Stream: ...
+
+    def logprobs(self, tokenizer: Tokenizer, num_top: int, prompt: PromptScores | None) -> Logprobs:
+        """Make what gathers the log probabilities of one choice; `prompt`: those to begin with."""
         ...
-
-    def first_delta(self) -> dict[str, Any] | None:
-        """Give what a stream begins with before any text; None for nothing."""
-        ...
-
-    def last_delta(self) -> dict[str, Any]: ...
-
-    def logprobs(self, tokenizer: Tokenizer, num_top: int) -> Logprobs: ...
 
 
 class CompletionApi:
     prompt_field = "prompt"
-    body_object = "text_completion"
-    event_object = "text_completion"
 
-    def choice(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def choice(self, text: str, finish_reason: str) -> dict[str, Any]:
+        return {"text": text, "finish_reason": finish_reason}
 
-    def delta(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
+        return body_of_choices("text_completion", head, choices, usage)
 
-    def first_delta(self) -> dict[str, Any] | None:
-        return None
+    def stream(self, head: Head, wanted: Streaming) -> Stream:
+        return Events("text_completion", TextDeltas(), head, wanted)
 
-    def last_delta(self) -> dict[str, Any]:
-        return {"text": ""}
-
-    def logprobs(self, tokenizer: Tokenizer, num_top: int) -> Logprobs:
-        return CompletionLogprobs(tokenizer, num_top)
+    def logprobs(self, tokenizer: Tokenizer, num_top: int, prompt: PromptScores | None) -> Logprobs:
+        return CompletionLogprobs(tokenizer, num_top, prompt)
 
 
 class ChatApi:
     prompt_field = "messages"
-    body_object = "chat.completion"
-    event_object = "chat.completion.chunk"
 
-    def choice(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def choice(self, text: str, finish_reason: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"message": message, "finish_reason": finish_reason}
 
-    def delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}}
+    def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
+        return body_of_choices("chat.completion", head, choices, usage)
 
-    def first_delta(self) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": ""}}
+    def stream(self, head: Head, wanted: Streaming) -> Stream:
+        return Events("chat.completion.chunk", MessageDeltas(), head, wanted)
 
-    def last_delta(self) -> dict[str, Any]:
-        return {"delta": {}}
-
-    def logprobs(self, tokenizer: Tokenizer, num_top: int) -> Logprobs:
+    def logprobs(self, tokenizer: Tokenizer, num_top: int, prompt: PromptScores | None) -> Logprobs:
         return ChatLogprobs(tokenizer, num_top)
 
 
-class CompletionLogprobs:
-    """Four parallel lists: tokens, their values, their alternatives, where they begin."""
-
-    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
-        self._tokenizer = tokenizer
-        self._num_top = num_top
-        self._gathered: list[tuple[str, float, dict[str, float], int]] = []
-
-    def add(self, output: TokenOutput, offset: int) -> None:
-        assert output.logprobs is not None
-        self._gathered.append(
-            (
-                token_text(self._tokenizer.token_bytes(output.token_id)),
-                finite(output.logprobs.logprob),
-                completion_top(self._tokenizer, output, self._num_top),
-                offset,
-            )
-        )
-
-    def take(self) -> dict[str, Any] | None:
-        if not self._gathered:
-            return None
-        tokens, values, tops, offsets = zip(*self._gathered, strict=True)
-        self._gathered.clear()
-        return {
-            "tokens": tokens,
-            "token_logprobs": values,
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
-
-
-class ChatLogprobs:
-    """One list of tokens with their bytes and alternatives."""
-
-    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
-        self._tokenizer = tokenizer
-        self._num_top = num_top
-        self._gathered: list[dict[str, Any]] = []
-
-    def add(self, output: TokenOutput, offset: int) -> None:
-        self._gathered.append(chat_entry(self._tokenizer, output, self._num_top))
-
-    def take(self) -> dict[str, Any] | None:
-        if not self._gathered:
-            return None
-        content, self._gathered = self._gathered, []
-        return {"content": content, "refusal": None}
-
-
 class CollectedChoice:
-    """A choice that is sent as a whole."""
+    """A choice that is sent as a whole. `echo`: the text that it repeats of its prompt."""
 
-    def __init__(self, api: Api, index: int, logprobs: Logprobs | None) -> None:
+    def __init__(self, api: Api, index: int, logprobs: Logprobs | None, echo: str = "") -> None:
         self._api = api
         self._index = index
         self._logprobs = logprobs
+        self._echo = echo
         self._pieces: list[str] = []
-        self._finish_reason: str | None = None
+        self.finish_reason = ""
+
+    @property
+    def full_text(self) -> str:
+        return self._echo + "".join(self._pieces)
 
     def logprobs(self, output: TokenOutput, offset: int) -> None:
         if self._logprobs is not None:
-            self._logprobs.add(output, offset)
+            self._logprobs.add(output, len(self._echo) + offset)
+
+    def take_logprobs(self) -> dict[str, Any] | None:
+        return None if self._logprobs is None else self._logprobs.take()
 
     def text(self, text: str) -> None:
         self._pieces.append(text)
 
     def finish(self, finish_reason: str) -> None:
-        self._finish_reason = finish_reason
+        self.finish_reason = finish_reason
 
     def json(self) -> dict[str, Any]:
         return {
             "index": self._index,
-            **self._api.choice("".join(self._pieces)),
-            "logprobs": None if self._logprobs is None else self._logprobs.take(),
-            "finish_reason": self._finish_reason,
+            "logprobs": self.take_logprobs(),
+            **self._api.choice(self.full_text, self.finish_reason),
         }
 
 
-class StreamedChoice:
-    """A choice that is sent piece by piece: an event for each text, one for the end."""
-
-    def __init__(
-        self, events: "Events", index: int, logprobs: Logprobs | None, channel: Channel
-    ) -> None:
-        self._events = events
-        self._index = index
-        self._logprobs = logprobs
-        self._channel = channel
-        self._before, self._after = events.around_text(index)
-        self._is_first = True
-
-    def logprobs(self, output: TokenOutput, offset: int) -> None:
-        if self._logprobs is not None:
-            self._logprobs.add(output, offset)
-
-    def text(self, text: str) -> None:
-        if self._is_first:
-            self._begin()
-        if self._logprobs is None:
-            event = self._before + _encoder.encode(text) + self._after
-        else:
-            delta = self._events.api.delta(text)
-            event = self._events.choice(self._index, delta, self._logprobs.take(), None)
-        self._channel.put(event)
-
-    def finish(self, finish_reason: str) -> None:
-        if self._is_first:
-            self._begin()
-        logprobs = None if self._logprobs is None else self._logprobs.take()
-        delta = self._events.api.last_delta()
-        self._channel.put(self._events.choice(self._index, delta, logprobs, finish_reason))
-
-    def _begin(self) -> None:
-        self._is_first = False
-        delta = self._events.api.first_delta()
-        if delta is not None:
-            self._channel.put(self._events.choice(self._index, delta, None, None))
-
-
-class Events:
-    """The events of one answer: "data: {json}" and an empty line."""
-
-    def __init__(self, api: Api, head: Head, *, include_usage: bool) -> None:
-        self.api = api
-        self._head = {
-            "id": head.id,
-            "object": api.event_object,
-            "created": head.created,
-            "model": head.model,
-        }
-        # With include_usage OpenAI writes the field into every event, null until the last.
-        self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
-
-    def choice(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None,
-        finish_reason: str | None,
-    ) -> bytes:
-        choice = {"index": index, **delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return _event({**self._head, "choices": [choice], **self._tail})
-
-    def usage(self, usage: Usage) -> bytes:
-        return _event({**self._head, "choices": [], "usage": usage.json()})
-
-    def around_text(self, index: int) -> tuple[bytes, bytes]:
-        """Give an event cut at its text: what comes before and after the JSON string."""
-        event = self.choice(index, self.api.delta(_MARK), None, None)
-        before, after = event.split(_encoder.encode(_MARK))
-        return before, after
-
-
-def whole_body(api: Api, head: Head, choices: list[CollectedChoice], usage: Usage) -> bytes:
+def body_of_choices(
+    kind: str, head: Head, choices: Sequence[CollectedChoice], usage: Usage
+) -> bytes:
     """Give the body of an answer that is not streamed."""
     return _encoder.encode(
         {
             "id": head.id,
-            "object": api.body_object,
+            "object": kind,
             "created": head.created,
             "model": head.model,
             "choices": [choice.json() for choice in choices],
@@ -298,8 +181,137 @@ def whole_body(api: Api, head: Head, choices: list[CollectedChoice], usage: Usag
     )
 
 
-def error_event(body: bytes) -> bytes:
-    return b"data: " + body + b"\n\n"
+class Deltas(Protocol):
+    """How a piece of text stands in an event."""
+
+    def text(self, text: str) -> dict[str, Any]: ...
+
+    def first(self) -> dict[str, Any] | None:
+        """Give what a stream begins with before any text; None for nothing."""
+        ...
+
+    def last(self) -> dict[str, Any]: ...
+
+
+class TextDeltas:
+    def text(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def first(self) -> dict[str, Any] | None:
+        return None
+
+    def last(self) -> dict[str, Any]:
+        return {"text": ""}
+
+
+class MessageDeltas:
+    def text(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def first(self) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def last(self) -> dict[str, Any]:
+        return {"delta": {}}
+
+
+class Events:
+    """The events of one answer: "data: {json}" and an empty line."""
+
+    def __init__(self, kind: str, deltas: Deltas, head: Head, wanted: Streaming) -> None:
+        self.deltas = deltas
+        self._wanted = wanted
+        self._head = {
+            "id": head.id,
+            "object": kind,
+            "created": head.created,
+            "model": head.model,
+        }
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether events differ in their text only."""
+        return not self._wanted.continuous_usage
+
+    def choice(self, index: int, logprobs: Logprobs | None, channel: Channel, echo: str) -> Choice:
+        return StreamedChoice(self, index, logprobs, channel, echo)
+
+    def end(self) -> bytes:
+        if not self._wanted.include_usage:
+            return DONE
+        usage = self._wanted.usage().json()
+        return _event({**self._head, "choices": [], "usage": usage}) + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n" + DONE
+
+    def event(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None,
+        finish_reason: str | None,
+    ) -> bytes:
+        choice = {"index": index, **delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return _event({**self._head, "choices": [choice], **self._tail()})
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """Give an event cut at its text: what comes before and after the JSON string."""
+        event = self.event(index, self.deltas.text(_MARK), None, None)
+        before, after = event.split(_encoder.encode(_MARK))
+        return before, after
+
+    def _tail(self) -> dict[str, Any]:
+        # With include_usage OpenAI writes the field into every event, null until the last.
+        if self._wanted.continuous_usage:
+            return {"usage": self._wanted.usage().json()}
+        return {"usage": None} if self._wanted.include_usage else {}
+
+
+class StreamedChoice:
+    """A choice that is sent piece by piece: an event for each text, one for the end."""
+
+    def __init__(
+        self, events: Events, index: int, logprobs: Logprobs | None, channel: Channel, echo: str
+    ) -> None:
+        self._events = events
+        self._index = index
+        self._logprobs = logprobs
+        self._channel = channel
+        self._echo = echo
+        self._before, self._after = events.around_text(index)
+        self._is_constant = events.is_constant and logprobs is None
+        self._is_first = True
+
+    def logprobs(self, output: TokenOutput, offset: int) -> None:
+        if self._logprobs is not None:
+            self._logprobs.add(output, len(self._echo) + offset)
+
+    def text(self, text: str) -> None:
+        if self._is_first:
+            self._begin()
+            text = self._echo + text
+        if self._is_constant:
+            self._channel.put(self._before + _encoder.encode(text) + self._after)
+        else:
+            self._put(self._events.deltas.text(text), None)
+
+    def finish(self, finish_reason: str) -> None:
+        if self._is_first and self._echo:
+            self.text("")
+        if self._is_first:
+            self._begin()
+        self._put(self._events.deltas.last(), finish_reason)
+
+    def _begin(self) -> None:
+        self._is_first = False
+        delta = self._events.deltas.first()
+        if delta is not None:
+            self._channel.put(self._events.event(self._index, delta, None, None))
+
+    def _put(self, delta: dict[str, Any], finish_reason: str | None) -> None:
+        logprobs = None if self._logprobs is None else self._logprobs.take()
+        self._channel.put(self._events.event(self._index, delta, logprobs, finish_reason))
 
 
 def _event(value: dict[str, Any]) -> bytes:

@@ -59,6 +59,10 @@ class Fields:
         self._known.append(field)
         return self._left.pop(field, None)
 
+    def has(self, field: str) -> bool:
+        """Whether a field is there that is not null and that nobody took."""
+        return self._left.get(field) is not None
+
     def boolean(self, field: str, default: bool = False) -> bool:
         value = self.take(field)
         if value is None:

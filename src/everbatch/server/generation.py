@@ -53,6 +53,7 @@ class Generation:
         "_asked",
         "_channel",
         "_choice",
+        "_is_open",
         "_text_stream",
         "num_cached_tokens",
         "num_output_tokens",
@@ -71,6 +72,7 @@ class Generation:
         self._channel = channel
         self._abort = abort
         self._asked = asked
+        self._is_open = True
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
 
@@ -100,6 +102,14 @@ class Generation:
         finally:
             self._close(error)
 
+    def abort(self) -> bool:
+        """End it with what text there is; gives whether it had not ended. Nothing comes after."""
+        if not self._is_open:
+            return False
+        self._finish(FinishReason.ABORT)
+        self._close(None)
+        return True
+
     def _finish(self, reason: FinishReason) -> None:
         rest = self._text_stream.finish()
         if rest.text:
@@ -108,6 +118,7 @@ class Generation:
         self._choice.finish((FinishReason.STOP if met_stop else reason).value)
 
     def _close(self, error: ApiError | None) -> None:
+        self._is_open = False
         if error is not None:
             self._channel.fail(error)
         self._channel.end_one()

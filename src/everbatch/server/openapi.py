@@ -15,7 +15,11 @@ _COMMON: dict[str, Any] = {
     "stream": _BOOLEAN,
     "stream_options": {
         "type": "object",
-        "properties": {"include_usage": _BOOLEAN},
+        "properties": {
+            "include_usage": _BOOLEAN,
+            "continuous_usage_stats": _BOOLEAN
+            | {"description": "Goes with include_usage: usage so far in every event."},
+        },
         "additionalProperties": False,
     },
     "temperature": _NUMBER | {"minimum": 0, "maximum": 2, "default": 1},
@@ -73,13 +77,16 @@ _MESSAGE = {
 }
 
 
-def _operation(required: str, properties: dict[str, Any]) -> dict[str, Any]:
-    schema = {
+def _operation(
+    required: tuple[str, ...], properties: dict[str, Any], common: dict[str, Any] = _COMMON
+) -> dict[str, Any]:
+    schema: dict[str, Any] = {
         "type": "object",
-        "required": [required],
-        "properties": _COMMON | properties,
+        "properties": common | properties,
         "additionalProperties": False,
     }
+    if required:
+        schema["required"] = list(required)
     error = {"description": 'OpenAI\'s error body: {"error": {message, type, param, code}}'}
     statuses = ("400", "404", "413", "415", "429", "500", "503")
     return {
@@ -89,7 +96,7 @@ def _operation(required: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 
 COMPLETIONS = _operation(
-    "prompt",
+    ("prompt",),
     {
         "prompt": {
             "anyOf": [
@@ -101,14 +108,49 @@ COMPLETIONS = _operation(
         },
         "logprobs": _LOGPROBS,
         "add_special_tokens": {"type": "boolean", "default": True},
+        "echo": _BOOLEAN | {"description": "Begin each text with its prompt."},
     },
 )
 CHAT_COMPLETIONS = _operation(
-    "messages",
+    ("messages",),
     {
         "messages": {"type": "array", "items": _MESSAGE, "minItems": 1},
         "max_completion_tokens": {"type": "integer", "minimum": 1},
+        "chat_template_kwargs": {
+            "type": "object",
+            "description": "Variables for the model's template.",
+        },
         "logprobs": _BOOLEAN,
         "top_logprobs": _LOGPROBS,
     },
+)
+_MODEL = {"model": _COMMON["model"]}
+TOKENIZE = _operation(
+    (),
+    {
+        "prompt": {"type": "string", "description": "Or messages."},
+        "messages": {"type": "array", "items": _MESSAGE, "minItems": 1},
+        "add_special_tokens": {
+            "type": "boolean",
+            "default": True,
+            "description": "With a prompt. The template of messages writes its own.",
+        },
+        "add_generation_prompt": {
+            "type": "boolean",
+            "default": True,
+            "description": "With messages.",
+        },
+        "chat_template_kwargs": {"type": "object", "description": "With messages."},
+        "return_token_strs": _BOOLEAN,
+    },
+    _MODEL,
+)
+DETOKENIZE = _operation(("tokens",), {"tokens": _TOKEN_IDS}, _MODEL)
+ABORT = _operation(
+    (),
+    {
+        "request_id": {"type": "string", "description": "An answer's id, or an X-Request-Id."},
+        "request_ids": {"type": "array", "items": {"type": "string"}, "maxItems": 1_024},
+    },
+    {},
 )

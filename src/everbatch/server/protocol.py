@@ -6,7 +6,7 @@ sampling values (SamplingParams knows them), answers. Used by the routes.
 Every field is one of three kinds. *Supported*: read below. *Labels*, which OpenAI defines as having
 no effect on the answer (`user`, `safety_identifier`, `prompt_cache_key`, `metadata`): checked for
 type, then dropped. *Not supported*: refused by name, unless the value is null or asks for what
-happens anyway (`best_of: 1`, `echo: false`, `response_format: {"type": "text"}`, `tools: []`,
+happens anyway (`best_of: 1`, `suffix: ""`, `response_format: {"type": "text"}`, `tools: []`,
 `service_tier: "auto"`, `store: false`, `modalities: ["text"]`). Any other field is unknown and
 refused by name too. null always means absent. `max_completion_tokens` and `max_tokens` are one
 field with two names in chat; completions has `max_tokens` only. `top_k: -1` is vLLM's way to
@@ -37,13 +37,15 @@ Prompt = str | tuple[int, ...]
 class Common:
     """What both kinds of request have. sampling.max_tokens None: as many as there is room for.
 
-    tenant None: not given. max_wait_s: how long it may wait for its first step.
+    continuous_usage: usage so far in every event of the stream. tenant None: not given. max_wait_s:
+    how long it may wait for its first step.
     """
 
     model: str | None
     sampling: SamplingParams
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     priority: int
     cache_salt: str
     tenant: str | None
@@ -55,6 +57,7 @@ class CompletionRequest:
     common: Common
     prompts: tuple[Prompt, ...]
     add_special_tokens: bool
+    echo: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,6 @@ NOT_SUPPORTED_ANYWHERE: dict[str, IsNeutral] = {
 }
 NOT_SUPPORTED_IN_COMPLETIONS: dict[str, IsNeutral] = {
     "best_of": _only(1),
-    "echo": _only(False),
     "suffix": _only(""),
     "prompt_embeds": _nothing,
 }
@@ -133,9 +135,12 @@ def read_completion(body: bytes, max_prompts: int) -> CompletionRequest:
     prompts = _prompts(fields, max_prompts)
     add_special_tokens = fields.boolean("add_special_tokens", True)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
+    echo = fields.boolean("echo")
+    if echo and logprobs is not None:
+        raise fields.bad("echo", "does not go with logprobs: those of a prompt are not computed")
     common = _common(fields, logprobs, fields.take("max_tokens"))
     fields.end()
-    return CompletionRequest(common, prompts, add_special_tokens)
+    return CompletionRequest(common, prompts, add_special_tokens, echo)
 
 
 def read_chat(body: bytes) -> ChatRequest:
@@ -157,11 +162,13 @@ def _common(fields: Fields, logprobs: int | None, max_tokens: Json) -> Common:
     _metadata(fields)
     model = fields.text("model", MAX_MODEL_NAME_LENGTH)
     stream = fields.boolean("stream")
+    include_usage, continuous_usage = _usage_wanted(fields, stream=stream)
     return Common(
         model=model,
         sampling=_sampling(fields, logprobs, max_tokens),
         stream=stream,
-        include_usage=_include_usage(fields, stream=stream),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
         priority=fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
         cache_salt=fields.text("cache_salt", MAX_CACHE_SALT_LENGTH) or "",
         tenant=fields.text("tenant", MAX_TENANT_LENGTH) or None,
@@ -217,16 +224,20 @@ def _one_prompt(index: int, value: Json) -> Prompt:
     )
 
 
-def _include_usage(fields: Fields, *, stream: bool) -> bool:
+def _usage_wanted(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
+    """Say whether usage comes at the end of a stream, and in each of its events."""
     options = fields.object("stream_options")
     if options is None:
-        return False
+        return False, False
     if not stream:
         raise fields.bad("stream_options", 'goes with "stream": true only')
-    include_usage = options.boolean("include_usage")
-    options.refuse({"include_obfuscation": _only(False), "continuous_usage_stats": _only(False)})
+    at_the_end = options.boolean("include_usage")
+    always = options.boolean("continuous_usage_stats")
+    options.refuse({"include_obfuscation": _only(False)})
     options.end()
-    return include_usage
+    if always and not at_the_end:
+        raise options.bad("continuous_usage_stats", 'goes with "include_usage": true only')
+    return at_the_end, always
 
 
 def _metadata(fields: Fields) -> None:

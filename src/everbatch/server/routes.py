@@ -6,7 +6,6 @@ Belongs here: path to answer, in reading order. Not here: how an answer is writt
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
 from http import HTTPStatus
 
 import msgspec
@@ -27,22 +26,20 @@ from everbatch.server import openapi
 from everbatch.server.answer import Answering, Prompt, answer_stream, answer_whole
 from everbatch.server.channel import Channel
 from everbatch.server.choices import Api, ChatApi, CompletionApi, Head
-from everbatch.server.errors import ApiError, bad_request, from_invalid_request
+from everbatch.server.encoding import Encoding
+from everbatch.server.errors import bad_request, from_invalid_request
 from everbatch.server.http_body import ClientLeft, read_body
 from everbatch.server.protocol import (
-    ChatRequest,
     Common,
     CompletionRequest,
     read_chat,
     read_completion,
 )
-from everbatch.server.request_id import note_answer_id
-from everbatch.server.served import Served
+from everbatch.server.request_id import note_answer_id, request_id
+from everbatch.server.served import Served, check_model
+from everbatch.server.side_routes import add_side_routes
 from everbatch.server.standing import with_headers
 
-# Above it a text is encoded on another thread, so that the streams do not wait for it. 8 k
-# characters take about a millisecond, 4 MiB half a second.
-MAX_INLINE_CHARACTERS = 8_192
 # What nginx writes for a client that closed its connection; nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
 
@@ -77,12 +74,14 @@ def make_router(served: Served) -> APIRouter:
         summary="Answer a conversation",
         openapi_extra=openapi.CHAT_COMPLETIONS,
     )
+    add_side_routes(router, served)
     return router
 
 
 class _Routes:
     def __init__(self, served: Served) -> None:
         self._served = served
+        self._encoding = Encoding(served)
 
     async def health(self) -> Response:
         """200 with an empty body while requests are taken, 503 otherwise."""
@@ -105,7 +104,7 @@ class _Routes:
         return _json({"object": "list", "data": [self._model()]})
 
     async def model(self, model_id: str) -> Response:
-        _check_model(self._served, model_id)
+        check_model(self._served, model_id)
         return _json(self._model())
 
     async def completions(self, request: Request) -> Response:
@@ -115,14 +114,18 @@ class _Routes:
         return await _within_borders(request, "chatcmpl", self._chat)
 
     async def _complete(self, request: Request, answer_id: str) -> Response:
-        settings = self._served.settings
+        settings, encoding = self._served.settings, self._encoding
         body = await self._read(request)
         wanted = read_completion(body, settings.max_prompts)
         common = self._checked(wanted.common, request)
         _check_num_choices(len(wanted.prompts), common.sampling.n, settings.max_choices)
         prompts = [
-            self._prompt(token_ids, common.sampling)
-            for token_ids in await self._completion_ids(wanted)
+            self._prompt(
+                await encoding.prompt_ids(prompt, add_special_tokens=wanted.add_special_tokens),
+                common.sampling,
+                self._echo(wanted, prompt),
+            )
+            for prompt in wanted.prompts
         ]
         return await self._answer(request, answer_id, CompletionApi(), common, prompts)
 
@@ -130,12 +133,13 @@ class _Routes:
         body = await self._read(request)
         wanted = read_chat(body)
         common = self._checked(wanted.common, request)
-        prompts = [self._prompt(await self._chat_ids(wanted), common.sampling)]
+        token_ids = await self._encoding.chat_ids(wanted.messages, wanted.template_variables)
+        prompts = [self._prompt(token_ids, common.sampling)]
         return await self._answer(request, answer_id, ChatApi(), common, prompts)
 
     def _checked(self, common: Common, request: Request) -> Common:
         """Check what needs no prompt, and take in what stands in the headers."""
-        _check_model(self._served, common.model)
+        check_model(self._served, common.model)
         check_sampling_ids(common.sampling, self._served.model.vocab_size)
         policy = self._served.engine.config.policy
         check_priority(common.priority, policy, "start the server with --policy priority")
@@ -145,40 +149,17 @@ class _Routes:
         self._served.engine.check_accepting()
         return await read_body(request, self._served.settings.max_body_bytes)
 
-    async def _completion_ids(self, wanted: CompletionRequest) -> list[Sequence[int]]:
-        return [
-            await self._encode(prompt, add_special_tokens=wanted.add_special_tokens)
-            if isinstance(prompt, str)
-            else prompt
-            for prompt in wanted.prompts
-        ]
+    def _echo(self, wanted: CompletionRequest, prompt: str | tuple[int, ...]) -> str:
+        if not wanted.echo:
+            return ""
+        skips = wanted.common.sampling.skip_special_tokens
+        return self._encoding.text_of(prompt, skip_special_tokens=skips)
 
-    async def _chat_ids(self, wanted: ChatRequest) -> Sequence[int]:
-        num_characters = sum(len(message["content"]) for message in wanted.messages)
-        if num_characters <= MAX_INLINE_CHARACTERS:
-            return self._render_and_encode(wanted)
-        return await asyncio.to_thread(self._render_and_encode, wanted)
-
-    def _render_and_encode(self, wanted: ChatRequest) -> Sequence[int]:
-        text = self._served.model.tokenizer.chat_template.render(
-            wanted.messages,
-            now=datetime.fromtimestamp(self._served.clock.unix_seconds()),
-            variables=wanted.template_variables,
-        )
-        # The template writes the special tokens itself.
-        return self._served.model.tokenizer.encode(text, add_special_tokens=False)
-
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        encode = self._served.model.tokenizer.encode
-        if len(text) <= MAX_INLINE_CHARACTERS:
-            return encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
-
-    def _prompt(self, token_ids: Sequence[int], sampling: SamplingParams) -> Prompt:
+    def _prompt(self, token_ids: Sequence[int], sampling: SamplingParams, echo: str = "") -> Prompt:
         check_token_ids(token_ids, self._served.model.vocab_size)
         num_left = self._served.engine.max_output_tokens(len(token_ids), sampling.n)
         check_min_tokens(sampling, num_left)
-        return Prompt(token_ids, sampling)
+        return Prompt(token_ids, sampling, echo)
 
     async def _answer(
         self,
@@ -196,6 +177,7 @@ class _Routes:
             head=Head(answer_id, served.clock.unix_seconds(), served.model.name),
             prompts=prompts,
             channel=Channel(len(prompts) * common.sampling.n),
+            ids=tuple(dict.fromkeys((answer_id, request_id(request.scope)))),
         )
         if common.stream:
             return await answer_stream(request, answering)
@@ -221,17 +203,6 @@ async def _within_borders(request: Request, kind: str, work: Work) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     except InvalidRequest as error:
         raise from_invalid_request(error) from None
-
-
-def _check_model(served: Served, wanted: str | None) -> None:
-    name = served.model.name
-    if wanted is not None and wanted != name:
-        raise ApiError(
-            HTTPStatus.NOT_FOUND,
-            f"the model {wanted!r} does not exist: this server has {name!r}, or leave model out",
-            param="model",
-            code="model_not_found",
-        )
 
 
 def _check_num_choices(num_prompts: int, n: int, limit: int) -> None:

@@ -1,13 +1,17 @@
 """What the routes share: the parts that one server is made of.
 
-Belongs here: the records. Not here: making them (app.py, assemble).
+Belongs here: the records, and the check of the model's name. Not here: making them (app.py,
+assemble).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Protocol
 
 from everbatch.base.clock import Clock
 from everbatch.server.bridge import AsyncEngine
+from everbatch.server.errors import ApiError
+from everbatch.server.live_answers import LiveAnswers
 from everbatch.server.settings import ServerSettings
 from everbatch.tokenizer.tokenizer import Tokenizer
 
@@ -39,3 +43,16 @@ class Served:
     settings: ServerSettings
     clock: ServerClock
     started_at: int
+    answers: LiveAnswers = field(default_factory=LiveAnswers)
+
+
+def check_model(served: Served, wanted: str | None) -> None:
+    """Raise ApiError 404 for a model that is not the served one."""
+    name = served.model.name
+    if wanted is not None and wanted != name:
+        raise ApiError(
+            HTTPStatus.NOT_FOUND,
+            f"the model {wanted!r} does not exist: this server has {name!r}, or leave model out",
+            param="model",
+            code="model_not_found",
+        )

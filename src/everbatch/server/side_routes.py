@@ -1,0 +1,99 @@
+"""The paths beside the answers: /tokenize, /detokenize and /abort.
+
+Belongs here: path to answer. Not here: reading bodies (side_bodies.py). Used by routes.py.
+"""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from everbatch.base.errors import InvalidRequest
+from everbatch.engine.token_checks import check_token_ids
+from everbatch.server import openapi
+from everbatch.server.encoding import Encoding
+from everbatch.server.errors import from_invalid_request
+from everbatch.server.http_body import read_body
+from everbatch.server.logprobs import token_text
+from everbatch.server.served import Served, check_model
+from everbatch.server.side_bodies import (
+    TokenizeRequest,
+    read_abort,
+    read_detokenize,
+    read_tokenize,
+)
+
+
+def add_side_routes(router: APIRouter, served: Served) -> None:
+    """Add them to a router."""
+    routes = _SideRoutes(served)
+    for path, work, summary, extra in (
+        ("/tokenize", routes.tokenize, "Token ids of a text or a conversation", openapi.TOKENIZE),
+        ("/detokenize", routes.detokenize, "Text of token ids", openapi.DETOKENIZE),
+        ("/abort", routes.abort, "End requests that run or wait", openapi.ABORT),
+    ):
+        router.add_api_route(path, work, methods=["POST"], summary=summary, openapi_extra=extra)
+
+
+class _SideRoutes:
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._encoding = Encoding(served)
+
+    async def tokenize(self, request: Request) -> Response:
+        """What a prompt, or the messages of a chat, are in tokens."""
+        wanted = read_tokenize(await self._read(request))
+        check_model(self._served, wanted.model)
+        try:
+            token_ids = await self._token_ids(wanted)
+        except InvalidRequest as error:
+            raise from_invalid_request(error) from None
+        token_bytes = self._served.model.tokenizer.token_bytes
+        strings = None
+        if wanted.return_token_strs:
+            strings = [token_text(token_bytes(one)) for one in token_ids]
+        return _json(
+            {
+                "count": len(token_ids),
+                "max_model_len": self._served.engine.config.context_limit,
+                "tokens": list(token_ids),
+                "token_strs": strings,
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids, special tokens written out."""
+        wanted = read_detokenize(await self._read(request))
+        check_model(self._served, wanted.model)
+        try:
+            check_token_ids(wanted.tokens, self._served.model.vocab_size, "tokens")
+        except InvalidRequest as error:
+            raise from_invalid_request(error) from None
+        decode = self._served.model.tokenizer.decode
+        return _json({"prompt": decode(wanted.tokens, skip_special_tokens=False)})
+
+    async def abort(self, request: Request) -> Response:
+        """End answers with what text there is; their finish reason is abort."""
+        ids = read_abort(await self._read(request))
+        return _json({"aborted": self._served.answers.abort(ids)})
+
+    async def _token_ids(self, wanted: TokenizeRequest) -> list[int]:
+        if wanted.messages is None:
+            adds = wanted.add_special_tokens
+            return list(await self._encoding.prompt_ids(wanted.prompt, add_special_tokens=adds))
+        return list(
+            await self._encoding.chat_ids(
+                wanted.messages,
+                wanted.template_variables,
+                add_generation_prompt=wanted.add_generation_prompt,
+            )
+        )
+
+    async def _read(self, request: Request) -> bytes:
+        return await read_body(request, self._served.settings.max_body_bytes)
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,158 @@
+"""echo, usage while a stream goes on, and streams that join to the whole text."""
+
+import json
+
+import httpx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server.fakes import (
+    MODEL,
+    Harness,
+    SpeakingExecutor,
+    async_test,
+    in_process,
+    make_harness,
+    openai_client,
+    reply_to,
+    sample_reply,
+)
+
+COMPLETIONS = "/v1/completions"
+PROMPT = "Say something"
+ANSWER = reply_to(PROMPT.encode())
+# What is cut between tokens of one byte: several scripts, marks that join to what is before them,
+# emoji of several code points, and the characters that JSON and events escape.
+PIECES = (
+    "a",
+    " ",
+    "\n",
+    '"',
+    "\\",
+    "é",
+    "e\u0301",
+    "क्षि",
+    "猫",
+    "한",
+    "🙂",
+    "👩‍🚀",
+    "🇩🇪",
+    "\u2028",
+    "\x00",
+    "data:",
+)
+
+
+@async_test
+async def test_echo_puts_the_prompt_before_each_text() -> None:
+    async with openai_client(make_harness()) as client:
+        one = await client.completions.create(model=MODEL, prompt=PROMPT, echo=True, n=2)
+        ids = await client.completions.create(
+            model=MODEL, prompt=[list(b"first"), list("zwölf".encode())], echo=True
+        )
+
+    said = [PROMPT + sample_reply(ANSWER, sample) for sample in range(2)]
+    assert [choice.text for choice in one.choices] == said
+    assert [choice.text for choice in ids.choices] == [
+        "first" + reply_to(b"first"),
+        "zwölf" + reply_to("zwölf".encode()),
+    ]
+    assert one.usage is not None
+    assert one.usage.prompt_tokens == len(PROMPT)
+
+
+@async_test
+async def test_streamed_echo_comes_first_and_once() -> None:
+    async with openai_client(make_harness()) as client:
+        stream = await client.completions.create(model=MODEL, prompt=PROMPT, echo=True, stream=True)
+        texts = [chunk.choices[0].text async for chunk in stream]
+
+    assert texts[0].startswith(PROMPT)
+    assert "".join(texts) == PROMPT + ANSWER
+
+
+@async_test
+async def test_echo_of_an_answer_without_text_is_the_prompt() -> None:
+    harness = make_harness(executor=SpeakingExecutor(reply=lambda prompt: ""))
+    async with openai_client(harness) as client:
+        whole = await client.completions.create(model=MODEL, prompt=PROMPT, echo=True)
+        stream = await client.completions.create(model=MODEL, prompt=PROMPT, echo=True, stream=True)
+        chunks = [chunk async for chunk in stream]
+
+    assert whole.choices[0].text == PROMPT
+    assert "".join(chunk.choices[0].text for chunk in chunks) == PROMPT
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+@async_test
+async def test_refused_request_with_echo_has_the_status_of_its_refusal() -> None:
+    async with in_process(make_harness()) as client:
+        body = {"prompt": "x" * 600, "echo": True, "stream": True}
+        answer = await client.post(COMPLETIONS, json=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+@async_test
+async def test_echo_with_logprobs_is_refused() -> None:
+    async with in_process(make_harness()) as client:
+        body = {"prompt": PROMPT, "echo": True, "logprobs": 1}
+        answer = await client.post(COMPLETIONS, json=body)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "echo")
+
+
+@async_test
+async def test_continuous_usage_is_in_every_event_and_grows() -> None:
+    async with openai_client(make_harness()) as client:
+        stream = await client.completions.create(
+            model=MODEL,
+            prompt=PROMPT,
+            stream=True,
+            max_tokens=5,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+        )
+        usages = [chunk.usage async for chunk in stream]
+
+    assert all(usage is not None for usage in usages)
+    assert {usage.prompt_tokens for usage in usages if usage} == {len(PROMPT)}
+    # Five tokens, the end, and the event without choices.
+    assert [usage.completion_tokens for usage in usages if usage] == [1, 2, 3, 4, 5, 5, 5]
+
+
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=12), stops=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_joined_stream_is_the_whole_text(pieces: list[str], stops: bool) -> None:
+    """Whatever the text, and wherever a stop string cuts it."""
+    text = "".join(pieces)
+
+    @async_test
+    async def run() -> None:
+        harness = make_harness(executor=SpeakingExecutor(reply=lambda prompt: text))
+        body = {"prompt": "p", "stop": ["猫", "e\u0301"] if stops else None}
+        chat = {"messages": [{"role": "user", "content": "hi"}], "stop": body["stop"]}
+        async with in_process(harness) as client:
+            whole = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]
+            events = await _events(client, COMPLETIONS, body)
+            talk = await _events(client, "/v1/chat/completions", chat)
+
+        if not stops:
+            assert whole["text"] == text
+        assert "".join(event["text"] for event in events) == whole["text"]
+        assert "".join(event["delta"].get("content", "") for event in talk) == whole["text"]
+        assert events[-1]["finish_reason"] == talk[-1]["finish_reason"] == whole["finish_reason"]
+        _assert_free(harness)
+
+    run()
+
+
+def _assert_free(harness: Harness) -> None:
+    harness.assert_all_returned()
+
+
+async def _events(client: httpx.AsyncClient, path: str, body: dict[str, object]) -> list[dict]:
+    answer = await client.post(path, json=body | {"stream": True})
+    # Events end with an empty line; a text may hold whatever else ends lines for Python.
+    lines = answer.content.decode().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
