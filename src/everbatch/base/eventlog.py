@@ -45,18 +45,20 @@ class EventLogWriter:
 
     def write(self, events: Iterable[Event]) -> None:
         """Append events, in order."""
+        write, undigested = self._file.write, self._undigested
         for event in events:
             quiet = _as_quiet(event)
             if quiet is not None:
                 if self._run is None:
                     self._run = _QuietRun(quiet)
-                self._run.add(quiet)
+                else:
+                    self._run.add(quiet)
                 continue
             if self._run is not None:
                 self._end_run(self._run)
-            line = event_line(event)
-            self._undigested.append(line)
-            self._file.write(line)
+            line = _step_line(event) if type(event) is StepRan else event_line(event)
+            undigested.append(line)
+            write(line)
         if len(self._undigested) >= DIGESTED_AT_ONCE:
             self._digest_lines()
 
@@ -92,9 +94,8 @@ class _QuietRun:
 
     def __init__(self, first: QuietSteps) -> None:
         self._first = self._last = first
-        self._count = 0
-        self._first_unwritten: QuietSteps | None = None
-        self._num_unwritten = 0
+        self._count = self._num_unwritten = first.count
+        self._first_unwritten: QuietSteps | None = first
         self.was_flushed = False
 
     def add(self, steps: QuietSteps) -> None:
@@ -120,39 +121,53 @@ class _QuietRun:
         self._num_unwritten = 0
 
     def _line(self, first: QuietSteps, count: int) -> str:
-        return event_line(
-            QuietSteps(self._last.t, first.step, first.start, count, self._first.decodes)
-        )
+        return _quiet_line(first.step, first.start, self._last.t, count, self._first.decodes)
 
 
 def _as_quiet(event: Event) -> QuietSteps | None:
     """Give an event as a run of quiet steps, if that is all that it tells of."""
-    if type(event) is StepRan:
-        if event.is_quiet:
-            return QuietSteps(event.t, event.step, event.start, 1, event.decodes)
-        return None
-    return event if type(event) is QuietSteps else None
+    if type(event) is QuietSteps:
+        return event
+    if type(event) is StepRan and event.is_quiet:
+        return QuietSteps(event.t, event.step, event.start, 1, event.decodes)
+    return None
 
 
 def event_line(event: Event) -> str:
     """Give an event's line, with its newline."""
     if type(event) is StepRan:
         return _step_line(event)
+    if type(event) is QuietSteps:
+        return _quiet_line(event.step, event.start, event.t, event.count, event.decodes)
     return _any_line(event)
+
+
+def _quiet_line(step: int, start: int, t: int, count: int, decodes: int) -> str:
+    """Give the line that `_any_line` gives, in a tenth of the time."""
+    return (
+        f'{{"event":"steps","t":{t},"step":{step},"start":{start},"count":{count},'
+        f'"decodes":{decodes}}}\n'
+    )
 
 
 def _step_line(event: StepRan) -> str:
     """Give the line that `_any_line` gives, in a fifth of the time: most lines are steps."""
-    chunks = ",".join(f"[{_quoted(name)},{start},{n}]" for name, start, n in event.chunks)
-    blocks = ",".join(
-        f"[{_quoted(name)},[{','.join(map(str, taken))}]]" for name, taken in event.blocks
-    )
+    # Few steps have any but blocks: joining nothing takes as long as the rest of the line.
+    blocks = [
+        f"[{_quoted(name)},[{taken[0] if len(taken) == 1 else ','.join(map(str, taken))}]]"
+        for name, taken in event.blocks
+    ]
+    chunks = joined = left = ""
+    if event.chunks:
+        chunks = ",".join([f"[{_quoted(name)},{start},{n}]" for name, start, n in event.chunks])
+    if event.joined:
+        joined = ",".join(map(_quoted, event.joined))
+    if event.left:
+        left = ",".join(map(_quoted, event.left))
     line = (
         f'{{"event":"step","t":{event.t},"step":{event.step},"start":{event.start},'
         f'"tokens":{event.tokens},"emitted":{event.emitted},"decodes":{event.decodes},'
-        f'"chunks":[{chunks}],"blocks":[{blocks}],'
-        f'"joined":[{",".join(map(_quoted, event.joined))}],'
-        f'"left":[{",".join(map(_quoted, event.left))}],'
+        f'"chunks":[{chunks}],"blocks":[{",".join(blocks)}],"joined":[{joined}],"left":[{left}],'
         f'"free_blocks":{event.free_blocks},"cached_blocks":{event.cached_blocks}}}\n'
     )
     return line if line.isascii() else _any_line(event)

@@ -226,14 +226,13 @@ class Engine:
         return self._result(events, None, message)
 
     def _result(self, events: list[Event], plan: StepPlan | None, error: str | None) -> StepResult:
-        for event in events:
-            self.metrics.fold(event)
+        self.metrics.fold(events)
         if self._sink is not None:
             self._sink(events, is_idle=not self.scheduler.has_work)
         finished = [
             (event.id, FinishReason(event.reason))
             for event in events
-            if isinstance(event, Finished | SampleFinished)
+            if type(event) is Finished or type(event) is SampleFinished
         ]
         return StepResult(finished=finished, events=events, plan=plan, error=error)
 
@@ -241,6 +240,8 @@ class Engine:
 def _outputs(outcome: StepOutcome, dropped: set[str]) -> list[TokenOutput]:
     emitted = outcome.tokens
     assert isinstance(emitted, EmittedTokens)
+    if not emitted.token_ids:
+        return []
     logprobs = emitted.logprobs or [None] * len(emitted.token_ids)
     return [
         TokenOutput(request_id, token_id, of_token)

@@ -4,6 +4,7 @@ Every figure that a user sees has one source, the event log; this is its running
 Engine for each event; read by the server and by the command line.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from everbatch.base.events import (
@@ -55,33 +56,34 @@ class EngineMetrics:
     def __init__(self) -> None:
         self._sums = EngineStats()
 
-    def fold(self, event: Event) -> None:
-        """Count one event."""
+    def fold(self, events: Iterable[Event]) -> None:
+        """Count events."""
         sums = self._sums
-        match event:
-            case StepRan():
-                sums.num_steps += 1
-                sums.scheduled_tokens += event.tokens
-                sums.generation_tokens += event.emitted
-            case QuietSteps():
-                sums.num_steps += event.count
-                sums.scheduled_tokens += event.count * event.decodes
-                sums.generation_tokens += event.count * event.decodes
-            case Arrived():
-                sums.num_arrived += 1
-            case Rejected():
-                sums.num_rejected += 1
-            case Admitted(resumed=False):
-                sums.prompt_tokens += event.prompt_tokens
-                sums.prefix_cache_queries += event.prompt_tokens
-                sums.prefix_cache_hits += event.cached_tokens
-            case Preempted() if event.slot is not None:
-                sums.num_preemptions += 1
-            case Finished():
-                sums.num_finished[event.reason] = sums.num_finished.get(event.reason, 0) + 1
-                sums.recomputed_tokens += event.recomputed_tokens
-            case _:
-                pass
+        for event in events:
+            match event:
+                case StepRan():
+                    sums.num_steps += 1
+                    sums.scheduled_tokens += event.tokens
+                    sums.generation_tokens += event.emitted
+                case QuietSteps():
+                    sums.num_steps += event.count
+                    sums.scheduled_tokens += event.count * event.decodes
+                    sums.generation_tokens += event.count * event.decodes
+                case Arrived():
+                    sums.num_arrived += 1
+                case Rejected():
+                    sums.num_rejected += 1
+                case Admitted(resumed=False):
+                    sums.prompt_tokens += event.prompt_tokens
+                    sums.prefix_cache_queries += event.prompt_tokens
+                    sums.prefix_cache_hits += event.cached_tokens
+                case Preempted() if event.slot is not None:
+                    sums.num_preemptions += 1
+                case Finished():
+                    sums.num_finished[event.reason] = sums.num_finished.get(event.reason, 0) + 1
+                    sums.recomputed_tokens += event.recomputed_tokens
+                case _:
+                    pass
 
     def stats(self, **gauges: int) -> EngineStats:
         """Give the sums so far together with the gauges handed in."""

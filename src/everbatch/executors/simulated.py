@@ -121,28 +121,31 @@ class SimulatedExecutor:
         self._clock.advance(self._step_time.duration_ns(self.work))
         return StepOutcome(stopped=stopped, tokens=NOTHING_TO_STREAM)
 
-    def leap(self, stretch: Stretch, until: int) -> tuple[list[int], list[int]]:
-        """Let passes of the same decodes go by; none begins at `until` or later, the first may.
+    def leap(self, stretch: Stretch, until: int) -> None:
+        """Let passes of the same decodes go by; none but the first begins at `until` or later.
 
-        Gives how long each took, and the slots that the last one ended: the others end nobody.
+        Ends with the first pass that ends somebody.
         """
-        self._release(stretch.released)
-        for request in stretch.joined:
-            assert request.slot is not None
-            self._join(request.slot)
+        if stretch.released or stretch.joined:
+            self._release(stretch.released)
+            for request in stretch.joined:
+                assert request.slot is not None
+                self._join(request.slot)
         num_decodes = self._num_decodes
         assert num_decodes == stretch.num_decodes, "the decode sets differ"
-        if self._first_end is None:
-            self._first_end = min(self._ends_at, default=None)
         most = stretch.most
+        if self._first_end is None and self._ends_at:
+            self._first_end = min(self._ends_at)
         if self._first_end is not None:
             most = min(most, self._first_end - self._num_passes)
-        durations = self._passes(most, until)
-        count = len(durations)
-        self.num_tokens += num_decodes * count
+        count = self._run_passes(stretch, most, until)
         self._num_passes += count
-        self._decode_context += num_decodes * count
-        return durations, list(self._ends_at.pop(self._num_passes, ()))
+        num_tokens = num_decodes * count
+        self.num_tokens += num_tokens
+        self._decode_context += num_tokens
+        if self._num_passes == self._first_end:
+            stretch.stopped += self._ends_at.pop(self._num_passes)
+            self._first_end = None
 
     def reset(self) -> None:
         """Forget all slots (engine.executor.Executor)."""
@@ -152,22 +155,24 @@ class SimulatedExecutor:
         self._num_decodes = 0
         self._decode_context = 0
 
-    def _passes(self, most: int, until: int) -> list[int]:
-        """Let up to `most` passes of nothing but the decode set go by; gives how long they took."""
-        work, clock, duration_ns = self.work, self._clock, self._step_time.duration_ns
-        num_decodes = work.num_decodes = work.num_logits = self._num_decodes
+    def _run_passes(self, stretch: Stretch, most: int, until: int) -> int:
+        """Let up to `most` passes of nothing but the decode set go by; gives how many did."""
+        work, clock, durations = self.work, self._clock, stretch.durations
+        num_decodes = work.num_decodes = work.num_logits = stretch.num_decodes
         work.decode_context = self._decode_context
         work.num_chunks = work.prefill_tokens = work.prefill_context = work.prefill_pairs = 0
         work.swapped_blocks = work.copied_blocks = 0
-        durations: list[int] = []
+        stretch.start_ns = clock.now_ns()
+        time_left = until - stretch.start_ns
         for _ in range(most):
-            duration = duration_ns(work)
+            duration = self._step_time.duration_ns(work)
             durations.append(duration)
             clock.advance(duration)
-            work.decode_context += num_decodes
-            if clock.now_ns() >= until:
+            time_left -= duration
+            if time_left <= 0:
                 break
-        return durations
+            work.decode_context += num_decodes
+        return len(durations)
 
     def _count_work(self, plan: StepPlan) -> None:
         """Say what the pass is about to do. A masked row is a decode that reads its own token."""

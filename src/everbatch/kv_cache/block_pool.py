@@ -45,7 +45,7 @@ class BlockPool:
         self._contents: dict[int, CachedContent] = {}
         self._index: dict[bytes, int] = {}
         self._next_entry = 1
-        self._journal: list[tuple[Callable[..., None], tuple[object, ...]]] | None = None
+        self._journal: list[tuple[Callable[..., None], Sequence[object]]] | None = None
 
     @property
     def num_free(self) -> int:
@@ -89,17 +89,21 @@ class BlockPool:
         """
         if count > len(self._free) + len(self._lru):
             return None
-        blocks: list[int] = []
-        ref_counts, free, journal = self._ref_counts, self._free, self._journal
-        undo = self._undo_take
-        for _ in range(count):
-            block = free.pop() if free else self._evict()
+        free = self._free
+        num_free = len(free)
+        if count <= num_free:
+            blocks = free[num_free - count :]
+            blocks.reverse()
+            del free[num_free - count :]
+            if self._journal is not None:
+                self._journal.append((self._undo_take, tuple(blocks)))
+        else:
+            blocks = [self._take_one() for _ in range(count)]
+        ref_counts = self._ref_counts
+        for block in blocks:
             if ref_counts[block]:
                 check(False, "a block with readers was handed out", block=block)
             ref_counts[block] = 1
-            blocks.append(block)
-            if journal is not None:
-                journal.append((undo, (block,)))
         return blocks
 
     def match(self, chain: ContentChain, max_blocks: int) -> list[int]:
@@ -153,16 +157,19 @@ class BlockPool:
         is shared by more texts. Whoever has no reader left becomes cached if its content is
         indexed, else free.
         """
+        ref_counts, contents, journal = self._ref_counts, self._contents, self._journal
         for block in reversed(blocks):
-            check(self._ref_counts[block] > 0, "a block without reader was released", block=block)
-            self._ref_counts[block] -= 1
-            if self._ref_counts[block] == 0:
-                if block in self._contents:
+            num_left = ref_counts[block] - 1
+            if num_left < 0:
+                check(False, "a block without reader was released", block=block)
+            ref_counts[block] = num_left
+            if not num_left:
+                if block in contents:
                     self._lru.append(block)
                 else:
                     self._free.append(block)
-            if self._journal is not None:
-                self._journal.append((self._undo_release, (block,)))
+            if journal is not None:
+                journal.append((self._undo_release, (block,)))
 
     def register(self, chain: ContentChain, index: int, block: int) -> None:
         """Index `block` as the holder of the chain's content number `index`, for reuse.
@@ -222,6 +229,13 @@ class BlockPool:
             self._next_entry,
         )
 
+    def _take_one(self) -> int:
+        """Take a free block, or if there is none the cached one that was released longest ago."""
+        block = self._free.pop() if self._free else self._evict()
+        if self._journal is not None:
+            self._journal.append((self._undo_take, (block,)))
+        return block
+
     def _evict(self) -> int:
         """Take the cached block that was released longest ago and drop its content."""
         block = self._lru.pop_oldest()
@@ -234,9 +248,10 @@ class BlockPool:
         if self._journal is not None:
             self._journal.append((undo, arguments))
 
-    def _undo_take(self, block: int) -> None:
-        self._ref_counts[block] = 0
-        self._free.append(block)
+    def _undo_take(self, *blocks: int) -> None:
+        for block in reversed(blocks):
+            self._ref_counts[block] = 0
+            self._free.append(block)
 
     def _undo_evict(self, block: int, cached: CachedContent) -> None:
         # The block went from the cached ones to its reader without touching the stack, but

@@ -8,8 +8,8 @@ the event log). Works outside the pools' transactions, as it takes only what is 
 Scheduler.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from everbatch.base.events import Event, QuietSteps, StepRan
 from everbatch.scheduler.config import SchedulerConfig
@@ -25,35 +25,26 @@ from everbatch.scheduler.state import SchedulerState
 class Stretch:
     """Steps of a leap that differ in nothing: all members decode, nobody takes a block.
 
-    Only the first of a leap has slots that were released or that join before its first pass.
+    The runner fills in what became of it: 1 to `most` passes ran, one right after the other.
     """
 
     num_decodes: int
     most: int
     """Passes, at least 1, after which the scheduler has to look again."""
-    is_quiet: bool
-    """Whether nobody took a block or joined before the first."""
-    released: Sequence[int] = ()
-    joined: Sequence[Request] = ()
-
-
-@dataclass(slots=True)
-class Ran:
-    """What became of a stretch: 1 to `most` passes ran, one right after the other."""
-
-    count: int
-    start_ns: int
-    first_end_ns: int
-    """When the first of them ended."""
-    now_ns: int
-    """When the last of them ended."""
-    stopped: Sequence[int] = ()
+    released: list[int]
+    """Slots that are empty since the step before, and the requests that join: of the first stretch
+    of a leap alone."""
+    joined: list[Request]
+    start_ns: int = 0
+    durations: list[int] = field(default_factory=list)
+    """Of each pass that ran, in nanoseconds."""
+    stopped: list[int] = field(default_factory=list)
     """Slots that the last pass ended."""
     goes_on: bool = True
     """Whether there may be another stretch at once."""
 
 
-Runner = Callable[[Stretch], Ran]
+Runner = Callable[[Stretch], None]
 _Taken = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -97,9 +88,9 @@ class Leaps:
         if len(needing) > state.pool.num_allocatable:
             return False
         released, joined = self._join_idle()
-        goes_on = True
-        while goes_on and len(needing) <= state.pool.num_allocatable:
-            goes_on = self._run_stretch(run, needing, released, joined)
+        while len(needing) <= state.pool.num_allocatable:
+            if not self._run_stretch(run, needing, released, joined):
+                break
             needing, released, joined = state.due, [], []
         return True
 
@@ -107,46 +98,51 @@ class Leaps:
         self, run: Runner, needing: list[Request], released: list[int], joined: list[Request]
     ) -> bool:
         """Let steps run that differ in nothing but their first; gives whether another may follow."""
-        decodes, lifecycle, events = self._state.decodes, self._lifecycle, self._events
-        taken = self._append_to_each(needing)
-        num_decodes, step, place = len(decodes), decodes.num_steps + 1, len(events)
-        is_quiet = not (taken or joined)
-        ran = run(Stretch(num_decodes, decodes.num_alike(), is_quiet, released, joined))
-        full, ended = decodes.advance(ran.count)
-        if not is_quiet and ran.count > 1:
-            events.append(self._first_event(step, num_decodes, taken, joined, ran))
+        decodes, events = self._state.decodes, self._events
+        taken = self._append_to_each(needing) if needing else ()
+        step, place = decodes.num_steps + 1, len(events)
+        stretch = Stretch(len(decodes), decodes.num_alike(), released, joined)
+        run(stretch)
+        count, now = len(stretch.durations), stretch.start_ns + sum(stretch.durations)
+        full, ended = decodes.advance(count)
+        has_ended = bool(stretch.stopped or ended)
+        if (taken or joined) and count > 1:
+            events.append(self._first_event(stretch, step, taken))
             place += 1
-        if ran.stopped or ended:
-            lifecycle.finish_step(StepOutcome(list(ran.stopped)), ended, full, ran.now_ns)
+        if has_ended:
+            self._lifecycle.finish_step(StepOutcome(stretch.stopped), ended, full, now)
         else:
-            lifecycle.note_full(full)
+            self._lifecycle.note_full(full)
         # The steps come before those whom the last of them ended.
-        if is_quiet:
-            quiet = QuietSteps(ran.now_ns, step, ran.start_ns, ran.count, num_decodes)
-            events.insert(place, quiet)
-        elif ran.count > 1:
-            rest = ran.count - 1
-            quiet = QuietSteps(ran.now_ns, step + 1, ran.first_end_ns, rest, num_decodes)
-            events.insert(place, quiet)
-        else:
-            events.insert(place, self._first_event(step, num_decodes, taken, joined, ran))
-        return ran.goes_on and not (ran.stopped or ended)
+        events.insert(place, self._last_event(stretch, step, taken, count, now))
+        return stretch.goes_on and not has_ended
 
-    def _first_event(
-        self, step: int, num_decodes: int, taken: _Taken, joined: list[Request], ran: Ran
-    ) -> StepRan:
+    def _last_event(
+        self, stretch: Stretch, step: int, taken: _Taken, count: int, now: int
+    ) -> QuietSteps | StepRan:
+        """Describe all steps, or all but a first that has an event of its own."""
+        start, num_decodes = stretch.start_ns, stretch.num_decodes
+        if not (taken or stretch.joined):
+            return QuietSteps(now, step, start, count, num_decodes)
+        if count == 1:
+            return self._first_event(stretch, step, taken)
+        first_end = start + stretch.durations[0]
+        return QuietSteps(now, step + 1, first_end, count - 1, num_decodes)
+
+    def _first_event(self, stretch: Stretch, step: int, taken: _Taken) -> StepRan:
         """Describe a step in which somebody took a block or joined; the pool is as it left it."""
-        pool = self._state.pool
+        start, num_decodes, pool = stretch.start_ns, stretch.num_decodes, self._state.pool
+        joined = tuple([request.id for request in stretch.joined])
         return StepRan(
-            t=ran.first_end_ns,
-            step=step,
-            start=ran.start_ns,
+            start + stretch.durations[0],
+            step,
+            start,
             tokens=num_decodes,
             emitted=num_decodes,
             decodes=num_decodes,
             chunks=(),
             blocks=taken,
-            joined=tuple(request.id for request in joined),
+            joined=joined,
             left=(),
             free_blocks=pool.num_free,
             cached_blocks=pool.num_cached,
@@ -171,18 +167,17 @@ class Leaps:
         return released, joined
 
     def _append_to_each(self, needing: list[Request]) -> _Taken:
-        """Give each one more block, of which there must be enough; gives who took which."""
-        if not needing:
-            return ()
-        needing.sort(key=_by_admission)
+        """Give each one more block, of which there are enough; gives who took which."""
+        if len(needing) > 1:
+            needing.sort(key=_by_admission)
         blocks = self._state.pool.allocate(len(needing))
         assert blocks is not None
-        rights = self._state.rights
         for request, block in zip(needing, blocks, strict=True):
             request.block_table.append(block)
-            if rights is not None:
-                rights.note(request)
-        return tuple((r.id, (block,)) for r, block in zip(needing, blocks, strict=True))
+        if self._state.rights is not None:
+            for request in needing:
+                self._state.rights.note(request)
+        return tuple([(r.id, (block,)) for r, block in zip(needing, blocks, strict=True)])
 
     def _is_settled(self) -> bool:
         """Whether those who can decode are all who could run."""

@@ -7,9 +7,8 @@ part of each request, a record goes when its request ends. Called by the run loo
 summary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from everbatch.base.events import (
     Admitted,
@@ -85,18 +84,20 @@ class Accounts:
         if spec.id not in self.records:
             self.records[spec.id] = self._streams[spec.id] = RequestRecord(spec)
 
-    def fold(self, events: Iterable[Event], quiet_durations: Iterable[int] = ()) -> None:
+    def fold(self, events: Iterable[Event], durations: Sequence[int] = ()) -> None:
         """Count events, in order.
 
-        quiet_durations: how long each pass took of those that QuietSteps tell of together.
+        durations: how long each pass took that the events tell of, where QuietSteps are among them.
         """
-        durations = iter(quiet_durations)
+        num_told = 0
         for event in events:
             match event:
                 case StepRan():
+                    num_told += 1
                     self._fold_step(event)
                 case QuietSteps():
-                    self._fold_quiet(event.decodes, list(islice(durations, event.count)))
+                    told, num_told = num_told, num_told + event.count
+                    self._fold_quiet(event.decodes, durations[told:num_told])
                 case Admitted():
                     self._fold_admitted(event)
                 case Decoding(emitted=True):
@@ -208,7 +209,7 @@ class Accounts:
         counters.useful_tokens += event.emitted
         counters.scheduled_tokens += event.tokens
 
-    def _fold_quiet(self, num_decodes: int, durations: list[int]) -> None:
+    def _fold_quiet(self, num_decodes: int, durations: Sequence[int]) -> None:
         """Count passes, one right after the other, in which the same requests decoded."""
         counters, gaps = self.counters, self.token_gaps
         for gap in durations:

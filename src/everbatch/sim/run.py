@@ -21,7 +21,7 @@ from everbatch.costs.work import StepTime
 from everbatch.engine.engine import Engine, EngineRequest, StepResult
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.simulated import SimulatedExecutor
-from everbatch.scheduler.leap import Ran, Stretch
+from everbatch.scheduler.leap import Stretch
 from everbatch.scheduler.plan import StepOutcome, StepPlan, TokenStore
 from everbatch.scheduler.request import FinishReason
 from everbatch.scheduler.scheduler import Scheduler
@@ -126,7 +126,8 @@ class SimulatedRun:
         self._counts_ticks = scenario.clock.unit.is_steps
         self._may_leap = self._options.leaps and not observers
         self._leap_until = 0
-        self._quiet_durations: list[int] = []
+        self._durations: list[int] = []
+        """Of the passes of the leap under way."""
         self._used_blocks = 0
         """During the pass that ran last."""
 
@@ -248,34 +249,33 @@ class SimulatedRun:
         if self._world.has_aborts:
             # Who leaves in the middle of a pass loses its token: such a pass has to be seen.
             return False
-        self._leap_until = self._next_event()
-        if self._leap_until <= self._clock.now_ns():
+        self._leap_until, start = self._next_event(), self._clock.now_ns()
+        if self._leap_until <= start:
             return False
+        scheduler = self.engine.scheduler
+        num_steps, num_empty = scheduler.state.decodes.num_steps, len(scheduler.state.free_slots)
         result = self.engine.leap(self._run_stretch)
         if result is None:
             return False
+        num_held, duration = scheduler.config.max_num_seqs - num_empty, self._clock.now_ns() - start
+        self.accounts.counters.held_slot_time += num_held * duration
+        self._blame_empty_slots(num_empty, scheduler.state.decodes.num_steps - num_steps)
         self._num_deferred_calls = 0
-        self._take(result.events, self._quiet_durations)
-        self._quiet_durations.clear()
+        self._take(result.events, self._durations)
+        self._durations.clear()
         self._tell_world(result)
         return True
 
-    def _run_stretch(self, stretch: Stretch) -> Ran:
-        """Let passes go by that differ in nothing, and count what `_step` counts of each."""
-        state, counters = self.engine.scheduler.state, self.accounts.counters
-        num_used, num_empty = state.pool.num_used, len(state.free_slots)
-        counters.peak_blocks = max(counters.peak_blocks, num_used)
-        start = self._clock.now_ns()
-        durations, stopped = self._executor.leap(stretch, self._leap_until)
+    def _run_stretch(self, stretch: Stretch) -> None:
+        """Let passes go by that differ in nothing, with the blocks in use that are now."""
+        counters, num_used = self.accounts.counters, self.engine.scheduler.state.pool.num_used
+        self._executor.leap(stretch, self._leap_until)
         now = self._clock.now_ns()
-        duration = now - start
-        counters.held_slot_time += (self._scenario.engine.max_num_seqs - num_empty) * duration
-        counters.used_block_time += num_used * duration
-        self._blame_empty_slots(num_empty, len(durations))
-        # A first step in which somebody took a block or joined has an event of its own.
-        self._quiet_durations += durations if stretch.is_quiet else durations[1:]
-        goes_on = now < self._leap_until
-        return Ran(len(durations), start, start + durations[0], now, stopped, goes_on)
+        stretch.goes_on = now < self._leap_until
+        if num_used > counters.peak_blocks:
+            counters.peak_blocks = num_used
+        counters.used_block_time += num_used * (now - stretch.start_ns)
+        self._durations += stretch.durations
 
     def _next_event(self) -> int:
         """Give the time from which on something besides steps may be due."""
@@ -306,16 +306,16 @@ class SimulatedRun:
     def _take_boundary_events(self) -> None:
         """Take what happened since the last step, for the engine's sums too."""
         events = self.engine.scheduler.take_events()
+        self.engine.metrics.fold(events)
         for event in events:
-            self.engine.metrics.fold(event)
             if isinstance(event, Finished):
                 served = FinishReason(event.reason) in SERVED
                 self._world.ended(event.id, event.t, served=served)
         self._take(events)
 
-    def _take(self, events: list[Event], quiet_durations: Sequence[int] = ()) -> None:
+    def _take(self, events: list[Event], durations: Sequence[int] = ()) -> None:
         if events:
-            self.accounts.fold(events, quiet_durations)
+            self.accounts.fold(events, durations)
             self._body.write(events)
             for observer in self._observers:
                 observer.happened(events)
@@ -340,7 +340,7 @@ class SimulatedRun:
         reason of the first that waits; for the others there was nobody.
         """
         state = self.engine.scheduler.state
-        num_waiting = min(num_empty, len(state.requests) - state.num_running)
+        num_waiting = min(num_empty, state.num_waiting)
         self.accounts.note_idle(QUEUE_EMPTY, (num_empty - num_waiting) * num_steps)
         if num_waiting:
             deferrals = self.engine.scheduler.deferrals.current
