@@ -64,7 +64,28 @@ VLLM_V1 = EnginePreset(
     num_null_blocks=1,
 )
 
-PRESETS: dict[str, EnginePreset] = {preset.name: preset for preset in (VLLM_V1,)}
+LIGHTLLM = EnginePreset(
+    "lightllm",
+    {
+        # slora/server/router/req_queue.py of VTC-artifact at 192c2e20, a fork of LightLLM:
+        # in order of arrival; the first that does not fit ends the scan.
+        "batching": "continuous",
+        "policy": "fcfs",
+        "backfill": "none",
+        # _can_add_new_req: who runs and who comes must fit when each has grown to its max_tokens.
+        "admission": "peak",
+        "watermark": 0.0,
+        # The pool is counted in tokens.
+        "block_size": 1,
+        # A batch of new prompts is computed as a whole.
+        "enable_chunked_prefill": False,
+        "enable_prefix_caching": False,
+    },
+    # The peak must stay below the pool.
+    num_null_blocks=1,
+)
+
+PRESETS: dict[str, EnginePreset] = {preset.name: preset for preset in (VLLM_V1, LIGHTLLM)}
 
 
 def read_preset(section: Fields) -> EnginePreset:

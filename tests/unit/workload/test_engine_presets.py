@@ -35,6 +35,15 @@ def test_vllm_s_rules_are_set_and_one_of_its_blocks_holds_nothing():
     assert (engine.preemption_victim, engine.preemption_mode) == ("newest", "recompute")
 
 
+def test_lightllm_counts_tokens_and_its_peak_stays_below_the_pool():
+    engine = scenario(preset="lightllm", num_blocks=10_000, policy="vtc").engine
+
+    assert engine.num_blocks == 9_999
+    assert PRESETS["lightllm"].options["block_size"] == 1
+    assert (engine.policy, engine.admission, engine.backfill) == ("vtc", "peak", "none")
+    assert not engine.enable_chunked_prefill
+
+
 def test_what_the_section_gives_goes_before_the_preset():
     engine = scenario(preset="vllm-v1", enable_prefix_caching=False, watermark=0.01).engine
 
