@@ -69,7 +69,7 @@ def test_second_signal_does_not_wait_for_anybody(model: Path, tmp_path: Path) ->
     ):
         server.signal(signal.SIGTERM)
         # The first has been taken once new requests are refused.
-        while httpx.get(f"{server.url}/health").status_code == 200:
+        while httpx.get(f"{server.url}/ready").status_code == 200:
             assert stream.read_chunk()
         server.signal(signal.SIGTERM)
         stream.read_to_the_end()

@@ -276,8 +276,8 @@ def make_harness(
     core = Engine(SchedulerConfig(**{**config, "max_model_len": 512, **scheduler}), executor, clock)
     model = ServedModel(MODEL, EOS + 1, byte_tokenizer(template))
     server = ServerSettings(version="0.0-test", **(settings or {}))
-    metrics = ServerMetrics(MODEL, core.stats())
-    engine = AsyncEngine(core, metrics, clock, max_pending_requests=server.max_pending_requests)
+    metrics = ServerMetrics(MODEL, core.stats(), core.config, server.metrics_prefix)
+    engine = AsyncEngine(core, metrics, clock, server)
     lines: list[str] = []
     app = create_app(engine, model, server, clock, lines.append)
     return Harness(app, engine, core, executor, server, lines)

@@ -99,7 +99,7 @@ BAD_COMPLETION_FIELDS: list[tuple[str, Any, str]] = [
     ("max_wait_s", True, "max_wait_s must be a number"),
     ("best_of", 3, "best_of=3 is not supported"),
     ("echo", "yes", "echo must be true or false"),
-    ("suffix", "end", "suffix=\"end\" is not supported"),
+    ("suffix", "end", 'suffix="end" is not supported'),
     ("prompt_logprobs", 1, "prompt_logprobs=1 is not supported"),
     ("use_beam_search", True, "use_beam_search"),
     ("logit_processors", [], "logit_processors"),

@@ -10,7 +10,8 @@ from server.fakes import async_test, eventually, in_process, make_harness, reply
 from everbatch.base.events import Admitted, Arrived, Deferred, Preempted, SampleFinished
 from everbatch.base.units import NS_PER_S
 from everbatch.engine.metrics import EngineStats
-from everbatch.server.metrics import Histogram, ServerMetrics
+from everbatch.server.histograms import Histogram
+from everbatch.server.metrics import ServerMetrics
 from everbatch.server.status_line import StatusLine
 from everbatch.server.waiting import WaitingReasons
 
@@ -163,7 +164,8 @@ def test_preemptions_are_counted_by_way_and_once() -> None:
             preempted("c", "tail", slot=2),
             # It waits already and loses what it had kept.
             preempted("b", "recompute", slot=None),
-        ]
+        ],
+        now_ns=0,
     )
 
     text = metrics.exposition().decode()
@@ -223,7 +225,7 @@ def test_histogram_counts_a_value_at_its_bound_below_it() -> None:
 
     samples = {
         (sample.name.removeprefix("everbatch:h"), sample.labels.get("le")): sample.value
-        for sample in histogram.family("m").samples
+        for sample in histogram.family("everbatch:", "m").samples
     }
     assert samples[("_bucket", "1.0")] == 1
     assert samples[("_bucket", "2.0")] == 3

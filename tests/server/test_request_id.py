@@ -26,6 +26,7 @@ async def ask(
         ("/v1/models", None, 200),
         ("/v1/models/toy", None, 200),
         ("/health", None, 200),
+        ("/ready", None, 200),
         ("/metrics", None, 200),
         ("/debug/events", None, 200),
         (COMPLETIONS, {"prompt": "x", "stream": True}, 200),
@@ -60,7 +61,7 @@ async def test_given_id_comes_back_with_too_many_requests() -> None:
     assert refused.headers["x-request-id"] == "mine-1"
 
 
-@pytest.mark.parametrize("path", ["/health", COMPLETIONS])
+@pytest.mark.parametrize("path", ["/ready", COMPLETIONS])
 def test_given_id_comes_back_with_unavailable(path: str) -> None:
     @async_test
     async def run() -> None:
@@ -68,7 +69,7 @@ def test_given_id_comes_back_with_unavailable(path: str) -> None:
         async with in_process(harness) as client:
             harness.engine.begin_drain()
             refused = await client.request(
-                "GET" if path == "/health" else "POST", path, json={"prompt": "x"}, headers=MINE
+                "GET" if path == "/ready" else "POST", path, json={"prompt": "x"}, headers=MINE
             )
 
         assert refused.status_code == 503

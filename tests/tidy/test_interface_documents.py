@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 from dataclasses import fields
 
@@ -20,6 +21,7 @@ from everbatch.server.settings import ServerSettings
 
 README = text_of(ROOT / "README.md")
 API = text_of(ROOT / "docs" / "api.md")
+METRICS = text_of(ROOT / "docs" / "metrics.md")
 COMMAND_LINE = text_of(ROOT / "docs" / "command-line.md")
 PYTHON = text_of(ROOT / "docs" / "python.md")
 
@@ -184,10 +186,32 @@ def test_every_error_code_is_documented():
 
 def test_every_metric_is_documented():
     samples = ServerMetrics("model", EngineStats()).exposition().decode()
-    names = re.findall(r"^# TYPE everbatch:(\w+) ", samples, re.MULTILINE)
+    exposed = dict(re.findall(r"^# TYPE everbatch:(\w+) (\w+)$", samples, re.MULTILINE))
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (?:`(\w+)`)? ?\|", METRICS, re.MULTILINE)
 
-    assert len(names) > 10
-    assert [name for name in names if f"`{name}`" not in API] == []
+    assert {name: kind for name, kind, _ in rows} == exposed
+    for name, _, label in rows:
+        labels = re.findall(rf"^everbatch:{name}(?:_bucket)?{{(.*?)}}", samples, re.MULTILINE)
+        if label and labels:
+            assert f"{label}=" in labels[0], name
+
+
+def test_the_dashboard_shows_metrics_that_exist():
+    samples = ServerMetrics("model", EngineStats()).exposition().decode()
+    exposed = set(re.findall(r"^# TYPE everbatch:(\w+) ", samples, re.MULTILINE))
+    board = json.loads(text_of(ROOT / "docs" / "grafana" / "everbatch.json"))
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    named = {name for expr in shown for name in re.findall(r"\$\{prefix\}:(\w+)", expr)}
+    known = exposed | {
+        f"{name}{tail}" for name in exposed for tail in ("_bucket", "_sum", "_count")
+    }
+
+    assert sorted(named - known) == []
+    assert [expr for expr in shown if "${prefix}:" not in expr] == []
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids) > 10
+    assert {"prefix", "datasource"} <= {one["name"] for one in board["templating"]["list"]}
 
 
 def _spellings(option: click.Option) -> list[str]:
@@ -198,7 +222,7 @@ def _codes(call: ast.Call) -> list[str]:
     """Give the error code that a call names: `code=`, or the last argument of the short makers."""
     values = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
     match call:
-        case ast.Call(func=ast.Name(id="unavailable"), args=[_, code]):
+        case ast.Call(func=ast.Name(id="unavailable" | "too_many"), args=[_, code, *_]):
             values.append(code)
         case ast.Call(func=ast.Name(id="bad_request"), args=[_, _, code]):
             values.append(code)

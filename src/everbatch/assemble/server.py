@@ -10,7 +10,9 @@ from socket import socket
 
 import uvloop
 
+from everbatch.assemble.access_log import AccessLogFile
 from everbatch.assemble.real import RealEngine
+from everbatch.server.api_keys import ApiKeys
 from everbatch.server.app import create_app
 from everbatch.server.bridge import AsyncEngine
 from everbatch.server.metrics import ServerMetrics
@@ -24,33 +26,37 @@ def serve_engine(
     listening: socket,
     settings: ServerSettings,
     *,
+    keys: ApiKeys,
+    access_log: AccessLogFile | None,
     print_line: Callable[[str], None],
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve until a signal comes, in this thread. Closes the socket, not the engine.
+    """Serve until a signal comes, in this thread. Closes the socket, not the engine or the log.
 
     `print_line` gets the status lines; `on_ready` is called once requests are answered.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(real, listening, settings, print_line, on_ready))
+        engine = _make_engine(real, settings)
+        app = create_app(
+            engine,
+            _served_model(real, settings),
+            settings,
+            real.clock,
+            print_line,
+            keys=keys,
+            log_access=None if access_log is None else access_log.write,
+        )
+        runner.run(serve(app, engine, listening, settings.shutdown_grace_s, on_ready))
 
 
-async def _serve(
-    real: RealEngine,
-    listening: socket,
-    settings: ServerSettings,
-    print_line: Callable[[str], None],
-    on_ready: Callable[[], None],
-) -> None:
+def _make_engine(real: RealEngine, settings: ServerSettings) -> AsyncEngine:
+    name = _served_model(real, settings).name
+    metrics = ServerMetrics(name, real.engine.stats(), real.engine.config, settings.metrics_prefix)
+    return AsyncEngine(real.engine, metrics, real.clock, settings)
+
+
+def _served_model(real: RealEngine, settings: ServerSettings) -> ServedModel:
     name = settings.served_model_name
-    model = ServedModel(
+    return ServedModel(
         real.options.model_name if name is None else name, real.vocab_size, real.tokenizer
     )
-    engine = AsyncEngine(
-        real.engine,
-        ServerMetrics(model.name, real.engine.stats()),
-        real.clock,
-        max_pending_requests=settings.max_pending_requests,
-    )
-    app = create_app(engine, model, settings, real.clock, print_line)
-    await serve(app, engine, listening, settings.shutdown_grace_s, on_ready)

@@ -26,8 +26,7 @@ HINTS = {
     "--chat-template": _FROM_THE_MODEL,
     "--trust-remote-code": "no code comes with a model: leave it out",
     "--enforce-eager": "nothing is compiled: leave it out",
-    "--api-key": "the server has no authentication: put a gateway before it",
-    "--uvicorn-log-level": "the server does not log requests: leave it out",
+    "--uvicorn-log-level": "requests are logged to a file of their own, if at all: leave it out",
 }
 
 

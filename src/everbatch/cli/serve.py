@@ -6,80 +6,88 @@ is printed on standard error.
 """
 
 import logging
-from contextlib import closing, suppress
-from dataclasses import fields
+import os
+from contextlib import closing, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from everbatch import __version__
+from everbatch.assemble.access_log import AccessLogFile
+from everbatch.assemble.options import EngineOptions
 from everbatch.assemble.real import RealEngine, build_engine
 from everbatch.assemble.server import serve_engine
+from everbatch.base.errors import ConfigError
+from everbatch.base.units import counted
 from everbatch.cli.loading import loading_bar
 from everbatch.cli.options import engine_options, pop_engine_options
 from everbatch.cli.sections import SectionedCommand
+from everbatch.cli.server_options import (
+    API_KEY_VARIABLE,
+    pop_settings,
+    read_keys,
+    server_options,
+)
+from everbatch.server.api_keys import ApiKeys
 from everbatch.server.run import bind_socket
-from everbatch.server.settings import ServerSettings
-
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8000
-
-_DEFAULTS = {item.name: item.default for item in fields(ServerSettings)}
 
 
 @click.command("serve", cls=SectionedCommand)
+@server_options
 @engine_options
-@click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=int, default=DEFAULT_PORT, show_default=True, help="Port; 0: any free one."
-)
-@click.option(
-    "--served-model-name",
-    help="What clients call the model. Default: MODEL, of a path the last part.",
-)
-@click.option(
-    "--shutdown-grace",
-    type=float,
-    default=_DEFAULTS["shutdown_grace_s"],
-    show_default=True,
-    help="Seconds that running requests get to finish after SIGTERM.",
-)
-@click.option(
-    "--status-interval",
-    type=float,
-    default=_DEFAULTS["status_interval_s"],
-    show_default=True,
-    help="Seconds between two lines that say what runs.",
-)
 def command(
     host: str,
     port: int,
-    served_model_name: str | None,
-    shutdown_grace: float,
-    status_interval: float,
+    api_key: tuple[str, ...],
+    api_key_file: Path | None,
+    access_log: Path | None,
     **given: Any,
 ) -> None:
     """Serve MODEL: a directory, a .gguf file or a hub name. Without: the default model."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Downloads would log a line for each of their requests.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    options = pop_engine_options(given)
-    settings = ServerSettings(
-        version=__version__,
-        served_model_name=served_model_name,
-        shutdown_grace_s=shutdown_grace,
-        status_interval_s=status_interval,
-    )
-    with bind_socket(host, port) as listening:
+    options, settings = pop_engine_options(given), pop_settings(given)
+    keys = read_keys(api_key, os.environ.get(API_KEY_VARIABLE), api_key_file)
+    _check_priorities(keys, options)
+    if settings.log_prompts and access_log is None:
+        raise ConfigError("--log-prompts writes into the access log: give --access-log, too")
+    log = None if access_log is None else AccessLogFile(access_log)
+    with bind_socket(host, port) as listening, nullcontext() if log is None else closing(log):
         with loading_bar(Console(stderr=True)) as tell:
             real = build_engine(options, tell)
         with closing(real):
             _print_options(real)
+            _print_access(keys, host)
             url = _url(host, listening.getsockname()[1])
             serve_engine(
-                real, listening, settings, print_line=_say, on_ready=lambda: _print_ready(url)
+                real,
+                listening,
+                settings,
+                keys=keys,
+                access_log=log,
+                print_line=_say,
+                on_ready=lambda: _print_ready(url, has_keys=len(keys) > 0),
             )
+
+
+def _check_priorities(keys: ApiKeys, options: EngineOptions) -> None:
+    if keys.have_priorities and options.policy != "priority":
+        raise ConfigError(
+            f"the API keys have priorities, but the policy is {options.policy} and does not look "
+            "at them: leave them out or use --policy priority"
+        )
+
+
+def _print_access(keys: ApiKeys, host: str) -> None:
+    if len(keys):
+        _say(f"{counted(len(keys), 'API key')}: requests without one get 401")
+    elif host not in ("127.0.0.1", "localhost", "::1"):
+        _say(
+            f"{click.style('warning:', fg='yellow')} whoever reaches {host or 'this machine'} may "
+            "ask: give --api-key or --api-key-file to let in those alone who have a key"
+        )
 
 
 def _print_options(real: RealEngine) -> None:
@@ -91,11 +99,12 @@ def _print_options(real: RealEngine) -> None:
         _say(f"{click.style('warning:', fg='yellow')} {warning}")
 
 
-def _print_ready(url: str) -> None:
+def _print_ready(url: str, *, has_keys: bool) -> None:
     _say(f"{click.style(f'ready at {url}', bold=True)}  (OpenAI-compatible API: {url}/v1)")
     # In one line: a break in the middle could not be pasted.
+    key = "-H 'Authorization: Bearer KEY' " if has_keys else ""
     _say(
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' {key}"
         '-d \'{"messages": [{"role": "user", "content": "Why is the sky blue?"}], '
         '"max_tokens": 60}\''
     )

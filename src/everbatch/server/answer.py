@@ -10,6 +10,7 @@ first token has its own HTTP status; later it is an error event, then the end of
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from starlette.requests import Request
@@ -24,6 +25,7 @@ from everbatch.server.channel import Channel
 from everbatch.server.choices import Api, CollectedChoice, Head, Stream, Streaming, Usage
 from everbatch.server.generation import Asked, Choice, Generation
 from everbatch.server.http_body import ClientLeft, watch_client
+from everbatch.server.live import EndCause
 from everbatch.server.logprobs import Logprobs
 from everbatch.server.protocol import Common
 from everbatch.server.served import Served
@@ -88,14 +90,35 @@ class Answering:
             ]
             self.generations += generations
             submitted.append((request, generations))
-        self.served.engine.submit(submitted)
+        self.served.engine.submit(submitted, self.common.max_total_s)
         self.served.answers.add(self)
 
-    def let_go(self) -> None:
+    def let_go(self, cause: EndCause = EndCause.CLIENT) -> None:
         """Abort whatever the engine still has of this request."""
         self.served.answers.remove(self)
         for index in range(len(self.prompts)):
-            self.served.engine.abort(self.engine_id(index), FinishReason.ABORT)
+            self.served.engine.abort(self.engine_id(index), FinishReason.ABORT, cause)
+
+    def facts(self) -> dict[str, Any]:
+        """Give what the access log says of it."""
+        used, error = self.usage(), self.channel.error
+        facts: dict[str, Any] = {
+            "id": self.head.id,
+            "tenant": self.common.tenant,
+            "stream": self.common.stream,
+            "choices": self.num_choices,
+            "prompt_tokens": used.num_prompt_tokens,
+            "cached_tokens": used.num_cached_tokens,
+            "output_tokens": used.num_output_tokens,
+            "finish_reasons": [one.finish_reason for one in self.generations],
+            "error": None if error is None else error.code,
+        }
+        if self.served.settings.log_prompts:
+            decode = self.served.model.tokenizer.decode
+            facts["prompts"] = [
+                decode(one.token_ids, skip_special_tokens=False) for one in self.prompts
+            ]
+        return facts
 
     def abort(self) -> bool:
         """End what has not ended, with finish reason abort; gives whether there was any."""
@@ -135,7 +158,7 @@ class Answering:
             prompt_token_ids=np.asarray(prompt.token_ids, dtype=np.int32),
             num_prompt_tokens=len(prompt.token_ids),
             sampling=prompt.sampling,
-            priority=self.common.priority,
+            priority=self.common.priority or 0,
             tenant=self.common.tenant or "",
             cache_salt=self.common.cache_salt,
             n=prompt.sampling.n,
@@ -173,6 +196,7 @@ async def answer_stream(request: Request, answering: Answering) -> Response:
         for index in range(answering.num_choices)
     ]
     watcher = asyncio.create_task(watch_client(request.receive, channel))
+    channel.on_overflow = lambda: answering.let_go(EndCause.SLOW_CLIENT)
     try:
         answering.submit(choices)
         await channel.wait()

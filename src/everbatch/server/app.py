@@ -12,12 +12,16 @@ from http import HTTPStatus
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from everbatch.server.access_log import AccessLogMiddleware
+from everbatch.server.api_keys import ApiKeyMiddleware, ApiKeys
 from everbatch.server.bridge import AsyncEngine
 from everbatch.server.errors import ApiError
-from everbatch.server.http_body import LastWords
+from everbatch.server.http_body import respond
+from everbatch.server.progress import look_again_and_again
 from everbatch.server.request_id import HEADER, RequestIdMiddleware, request_id
 from everbatch.server.routes import make_router
 from everbatch.server.served import Served, ServedModel, ServerClock
@@ -26,6 +30,9 @@ from everbatch.server.status_line import print_status
 
 logger = logging.getLogger("everbatch.server")
 
+# What a page's script may read besides the body.
+EXPOSED_HEADERS = (HEADER, "retry-after")
+
 
 def create_app(
     engine: AsyncEngine,
@@ -33,22 +40,32 @@ def create_app(
     settings: ServerSettings,
     clock: ServerClock,
     print_line: Callable[[str], None] | None = None,
+    *,
+    keys: ApiKeys | None = None,
+    log_access: Callable[[str], None] | None = None,
 ) -> FastAPI:
     """Make the ASGI application. Its lifespan starts the engine's thread and stops it.
 
-    `print_line` gets a status line every settings.status_interval_s while something runs.
+    `print_line` gets a status line every settings.status_interval_s while something runs;
+    `log_access` a line of the access log for each request. With `keys` there must be one in every
+    request.
     """
     served = Served(engine, model, settings, clock, clock.unix_seconds())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
-        status = asyncio.create_task(_status(served, print_line))
+        look_s = engine.progress.look_s
+        watching = (
+            asyncio.create_task(_status(served, print_line)),
+            asyncio.create_task(look_again_and_again(engine.check_progress, look_s)),
+        )
         try:
             yield
         finally:
-            status.cancel()
-            await asyncio.wait((status,))
+            for task in watching:
+                task.cancel()
+            await asyncio.wait(watching)
             await engine.stop()
 
     app = FastAPI(
@@ -62,7 +79,20 @@ def create_app(
         # A path with a slash too many gets an error that says so, not a redirection without a body.
         redirect_slashes=False,
     )
+    # The last one that is added is the first that a request meets.
+    if keys is not None and len(keys):
+        app.add_middleware(ApiKeyMiddleware, keys=keys)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
     app.add_middleware(RequestIdMiddleware)
+    if log_access is not None:
+        app.add_middleware(AccessLogMiddleware, clock=clock, write_line=log_access)
     app.include_router(make_router(served))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -78,7 +108,7 @@ async def _status(served: Served, print_line: Callable[[str], None] | None) -> N
 
 async def _api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _respond(error)
+    return respond(error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -91,7 +121,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     }
     message = messages.get(HTTPStatus(error.status_code), str(error.detail))
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return _respond(ApiError(error.status_code, message, code=code, headers=error.headers))
+    return respond(ApiError(error.status_code, message, code=code, headers=error.headers))
 
 
 async def _bug(request: Request, _error: Exception) -> Response:
@@ -99,7 +129,7 @@ async def _bug(request: Request, _error: Exception) -> Response:
 
     It answers outside of all middleware, so the header is set here.
     """
-    return _respond(
+    return respond(
         ApiError(
             HTTPStatus.INTERNAL_SERVER_ERROR,
             "the server failed",
@@ -107,8 +137,3 @@ async def _bug(request: Request, _error: Exception) -> Response:
             headers={HEADER: request_id(request.scope)},
         )
     )
-
-
-def _respond(error: ApiError) -> Response:
-    kind = LastWords if error.leaves_body else Response
-    return kind(error.body(), error.status, headers=error.headers, media_type="application/json")

@@ -1,32 +1,31 @@
 """The bridge between the event loop and the one thread that runs the engine.
 
 Belongs here: handing requests and aborts to the engine, handing its tokens back, ending every
-request exactly once. Not here: text, HTTP, what a step does. Used by the routes, the metrics and
-the runner.
+request exactly once. Not here: the thread (engine_thread.py), text, HTTP, what a step does. Used by
+the routes, the metrics and the runner.
 
-The thread takes what the loop left in the inbox, runs one step and sends one batch back: one wake
-of the loop a step, not one a token. An abort takes effect between two steps; the loop has dropped
-the request by then, so that nothing of it is seen any more.
+An abort takes effect between two steps; the loop has dropped the request by then, so that nothing
+of it is seen any more.
 """
 
 import asyncio
 import logging
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from everbatch.base import events
 from everbatch.base.clock import Clock
 from everbatch.base.events import Admitted
-from everbatch.base.units import NS_PER_S, div_ceil
+from everbatch.base.units import counted
 from everbatch.engine.engine import Engine, EngineRequest, StepResult, TokenOutput
-from everbatch.engine.metrics import EngineStats
-from everbatch.scheduler.admission import Rejection, RejectReason
+from everbatch.scheduler.admission import RejectReason
 from everbatch.scheduler.request import FinishReason
-from everbatch.server.errors import unavailable
-from everbatch.server.inbox import Inbox, Mail
+from everbatch.server.engine_thread import Batch, EngineThread
+from everbatch.server.errors import too_many, unavailable
+from everbatch.server.inbox import Inbox
 from everbatch.server.live import (
+    EndCause,
     Ending,
     Failed,
     Finished,
@@ -35,9 +34,13 @@ from everbatch.server.live import (
     LiveSample,
     Receiver,
     Refused,
+    TimedOut,
+    Unserved,
 )
-from everbatch.server.metrics import MIN_RETRY_S, ServerMetrics
+from everbatch.server.metrics import ServerMetrics
+from everbatch.server.progress import Progress
 from everbatch.server.recent_events import RecentEvents
+from everbatch.server.settings import ServerSettings
 
 logger = logging.getLogger("everbatch.server")
 
@@ -54,15 +57,6 @@ class EngineState(Enum):
     STOPPED = "stopped"
 
 
-@dataclass(slots=True)
-class _Batch:
-    """All that one turn of the engine thread brought."""
-
-    refused: list[tuple[str, Refused]]
-    result: StepResult | None
-    stats: EngineStats
-
-
 class AsyncEngine:
     """The engine as the event loop sees it: submit, abort, and receivers that are called back.
 
@@ -74,18 +68,18 @@ class AsyncEngine:
         engine: Engine,
         metrics: ServerMetrics,
         clock: Clock,
-        *,
-        max_pending_requests: int,
+        settings: ServerSettings,
     ) -> None:
         self._engine = engine
         self._clock = clock
-        self._inbox = Inbox(max_pending_requests, MAX_BATCHES_UNREAD)
+        self._max_tenant_requests = settings.max_tenant_requests
+        self._inbox = Inbox(settings.max_pending_requests, MAX_BATCHES_UNREAD)
         self._live = LiveRequests()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        # A daemon, so that a step that never returns cannot keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name="everbatch-engine", daemon=True)
+        self._has_stalled = False
+        self.progress = Progress(clock, settings.stall_timeout_s)
+        self._thread = EngineThread(engine, self._inbox, self.progress, self._deliver, self._die)
         self.metrics = metrics
         self.config = engine.config
         self.recent_events = RecentEvents(engine.config)
@@ -97,17 +91,22 @@ class AsyncEngine:
     def start(self) -> None:
         """Start the engine thread; its batches go to the loop that runs now."""
         assert self.state is EngineState.NEW
-        self._loop = asyncio.get_running_loop()
         self.state = EngineState.RUNNING
-        self._thread.start()
+        self._thread.start(asyncio.get_running_loop())
 
-    def submit(self, requests: Sequence[tuple[EngineRequest, Sequence[Receiver]]]) -> None:
+    def submit(
+        self,
+        requests: Sequence[tuple[EngineRequest, Sequence[Receiver]]],
+        max_total_s: float | None = None,
+    ) -> None:
         """Hand requests over, all or none, each with a receiver for every sample; raises ApiError
-        503 when they cannot be taken now.
+        503 when they cannot be taken now, 429 when their tenant has enough of them.
 
-        A refusal by the engine comes later, as the receivers' ending. Ids must be new.
+        What has not ended after `max_total_s` ends as TimedOut. A refusal by the engine comes
+        later, as the receivers' ending. Ids must be new.
         """
         self.check_accepting()
+        self._check_tenants([request for request, _ in requests])
         if not self._inbox.put_adds([request for request, _ in requests]):
             raise unavailable(
                 f"{self._inbox.max_adds} requests already wait to be handed to the engine: "
@@ -116,25 +115,64 @@ class AsyncEngine:
             )
         now_ns = self._clock.now_ns()
         for request, receivers in requests:
-            live = LiveRequest(request.id, request.num_prompt_tokens, now_ns)
+            live = LiveRequest(
+                request.id,
+                request.num_prompt_tokens,
+                now_ns,
+                tenant=request.tenant,
+                num_samples=request.n,
+                max_tokens=request.sampling.max_tokens,
+            )
             self._live.add(live, zip(request.sample_ids, receivers, strict=True))
+            if max_total_s is not None:
+                live.timer = asyncio.get_running_loop().call_later(
+                    max_total_s, self._time_out, live, max_total_s
+                )
         self._idle.clear()
 
-    def check_accepting(self) -> None:
-        """Raise ApiError 503 unless new requests are taken."""
+    def check_alive(self) -> None:
+        """Raise ApiError 503 if only a new process can help."""
         if self.state is EngineState.DEAD:
             raise unavailable("the engine has failed and must be restarted", "engine_dead")
-        if self.state is not EngineState.RUNNING:
-            raise unavailable("the server is shutting down", "shutting_down")
 
-    def abort(self, request_id: str, reason: FinishReason) -> None:
+    def check_accepting(self) -> None:
+        """Raise ApiError 503 unless new requests are taken and the engine makes progress."""
+        self.check_alive()
+        if self.state is not EngineState.RUNNING:
+            # Whoever balances load shall send the client's next request somewhere else.
+            raise unavailable("the server is shutting down", "shutting_down", closes=True)
+        stalled_s = self.progress.stalled_s()
+        if stalled_s is not None:
+            raise unavailable(_stall_text(stalled_s), "engine_stalled")
+
+    def check_progress(self) -> None:
+        """If the engine hangs in a step, tell those who wait; to be called again and again.
+
+        Who runs is left alone: its answer goes on if the step comes back.
+        """
+        stalled_s = self.progress.stalled_s()
+        if stalled_s is None:
+            if self._has_stalled:
+                logger.warning("the engine makes progress again")
+            self._has_stalled = False
+            return
+        waiting = [one for one in self._live.requests() if one.admitted_ns is None]
+        if not self._has_stalled:
+            logger.error("%s: %s", _stall_text(stalled_s), _waiting_text(len(waiting)))
+        self._has_stalled = True
+        for request in waiting:
+            self._cut(request, Unserved(_stall_text(stalled_s), "engine_stalled"), EndCause.STALL)
+
+    def abort(
+        self, request_id: str, reason: FinishReason, cause: EndCause = EndCause.CLIENT
+    ) -> None:
         """End a live request, or one sample of it, without calling its receivers; otherwise do
-        nothing."""
+        nothing. `cause` is counted if the reason is ABORT."""
         samples = self._live.named(request_id)
         if samples:
             self._inbox.put_abort(request_id, reason)
         for sample in samples:
-            self._forget(sample, reason)
+            self._forget(sample, reason, cause)
 
     @property
     def num_live(self) -> int:
@@ -156,9 +194,8 @@ class AsyncEngine:
 
     def abort_all(self) -> None:
         """End every live request with reason abort; the receivers are told."""
-        for request_id in self._live.request_ids():
-            self._inbox.put_abort(request_id, FinishReason.ABORT)
-        self._end_all(Finished(FinishReason.ABORT))
+        for request in self._live.requests():
+            self._cut(request, Finished(FinishReason.ABORT), EndCause.SHUTDOWN)
 
     def abandon(self) -> None:
         """End what is live; do not wait for the step that runs."""
@@ -173,74 +210,24 @@ class AsyncEngine:
         self.begin_drain()
         self.abort_all()
         self._inbox.close()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, THREAD_JOIN_S)
-        if self._thread.is_alive():
-            logger.error("the engine is still in a step after %g s; leaving it", THREAD_JOIN_S)
+        await self._thread.join(THREAD_JOIN_S)
         if self.state is not EngineState.DEAD:
             self.state = EngineState.STOPPED
 
-    # On the engine thread.
+    # Called for the engine thread.
 
-    def _run(self) -> None:
-        try:
-            while (mail := self._inbox.take(wait=not self._engine.has_work)) is not None:
-                self._post(self._turn(mail))
-            self._tell_last_aborts()
-        except Exception as error:  # The thread's border: its requests are ended, then it exits.
-            logger.critical("the engine thread has died", exc_info=True)
-            self._post(error)
-
-    def _turn(self, mail: Mail) -> _Batch:
-        for request_id, reason in mail.aborts:
-            self._engine.abort(request_id, reason)
-        refused: list[tuple[str, Refused]] = []
-        for request in mail.adds:
-            rejection = self._engine.add(request)
-            if rejection is not None:
-                refused.append((request.id, self._refused(request, rejection)))
-        result = self._engine.step(self._inbox.take_aborts) if self._engine.has_work else None
-        return _Batch(refused, result, self._engine.stats())
-
-    def _refused(self, request: EngineRequest, rejection: Rejection) -> Refused:
-        if rejection.reason is RejectReason.TENANT_RATE:
-            wait_s = div_ceil(self._engine.tenant_wait_ns(request.tenant), NS_PER_S)
-            return Refused(rejection, max(MIN_RETRY_S, wait_s))
-        return Refused(rejection, None)
-
-    def _tell_last_aborts(self) -> None:
-        """Let the engine, and its event log, know how its last requests ended."""
-        for request_id, reason in self._inbox.take_aborts():
-            self._engine.abort(request_id, reason)
-        if self._engine.has_work:
-            self._engine.step()
-
-    def _post(self, news: _Batch | Exception) -> None:
-        assert self._loop is not None
-        try:
-            if isinstance(news, Exception):
-                self._loop.call_soon_threadsafe(self._die, news)
-            else:
-                self._loop.call_soon_threadsafe(self._deliver, news)
-        except RuntimeError:
-            # The loop is closed: the server went away without waiting, nobody listens.
-            self._inbox.close()
-
-    # On the event loop again.
-
-    def _deliver(self, batch: _Batch) -> None:
+    def _deliver(self, batch: Batch) -> None:
         self._inbox.batch_read()
         self.stats = batch.stats
         self.metrics.fold_stats(batch.stats)
         for request_id, refused in batch.refused:
             self._refuse(request_id, refused)
-        if batch.result is None:
-            return
-        self._deliver_result(batch.result)
+        if batch.result is not None:
+            self._deliver_result(batch.result)
 
     def _deliver_result(self, result: StepResult) -> None:
         now_ns = self._clock.now_ns()
-        self.metrics.fold_events(result.events)
+        self.metrics.fold_events(result.events, now_ns)
         self.recent_events.add(result.events)
         self._tell_admissions(result)
         stopped = {
@@ -276,7 +263,8 @@ class AsyncEngine:
             if isinstance(event, Admitted) and not event.resumed and event.prompt_tokens:
                 sample = self._live.sample(event.id)
                 if sample is not None:
-                    self.metrics.observe_admission(sample.request, event.t)
+                    sample.request.admitted_ns = event.t
+                    self.metrics.observe_admission(sample.request)
                     sample.receiver.admitted(event.cached_tokens)
 
     def _push(
@@ -285,7 +273,7 @@ class AsyncEngine:
         request = sample.request
         self.metrics.observe_token(sample, now_ns)
         sample.last_token_ns = now_ns
-        request.num_output_tokens += 1
+        request.note_token(now_ns)
         try:
             sample.receiver.push(output, is_stop_token=is_stop_token)
         except Exception:  # The request's border: one bad text must not end the others.
@@ -293,15 +281,20 @@ class AsyncEngine:
             self._inbox.put_abort(sample.id, FinishReason.ERROR)
             self._end(sample, Failed("a token could not be turned into text"))
 
-    def _end(self, sample: LiveSample, ending: Ending) -> None:
+    def _end(self, sample: LiveSample, ending: Ending, cause: EndCause = EndCause.SHUTDOWN) -> None:
         """End a sample that is live, and tell its receiver."""
+        if self._live.sample(sample.id) is not sample:
+            # Ending another sample of its answer was one text too many for a slow client.
+            return
         match ending:
             case Finished(reason):
-                self._forget(sample, reason)
+                self._forget(sample, reason, cause)
             case Refused():
                 self._live.remove(sample)
+            case TimedOut() | Unserved():
+                self._forget(sample, FinishReason.ABORT, cause)
             case Failed():
-                self._forget(sample, FinishReason.ERROR)
+                self._forget(sample, FinishReason.ERROR, cause)
         try:
             sample.receiver.end(ending)
         except Exception:  # The request's border, as above; its writer is told by `end` or not.
@@ -314,25 +307,47 @@ class AsyncEngine:
         reason = refused.rejection.reason
         self.metrics.count_rejection(reason.value)
         if reason is RejectReason.QUEUE_FULL:
-            refused = replace(refused, retry_after_s=self.metrics.queue_retry_s())
+            retry_s = self.metrics.queue_retry_s(refused.rejection, self._clock.now_ns())
+            refused = replace(refused, retry_after_s=retry_s)
         for sample in samples:
             self._end(sample, refused)
         self._note_idle()
 
-    def _forget(self, sample: LiveSample, reason: FinishReason) -> None:
+    def _forget(self, sample: LiveSample, reason: FinishReason, cause: EndCause) -> None:
         """Take a sample out; with the last one its request has ended."""
         request = sample.request
         if request.reason is None or request.reason in _WHOLE:
             request.reason = reason
+            request.cause = cause
         if not self._live.remove(sample):
             return
-        self.metrics.fold_request(
-            request.reason.value,
-            e2e_s=(self._clock.now_ns() - request.arrival_ns) / NS_PER_S,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_output_tokens=request.num_output_tokens,
-        )
+        self.metrics.fold_request(request, self._clock.now_ns())
         self._note_idle()
+
+    def _time_out(self, request: LiveRequest, limit_s: float) -> None:
+        self._cut(request, TimedOut(limit_s), EndCause.DEADLINE)
+
+    def _cut(self, request: LiveRequest, ending: Ending, cause: EndCause) -> None:
+        """End a whole request before its end, and tell its receivers."""
+        self._inbox.put_abort(request.id, FinishReason.ABORT)
+        for sample in list(request.samples.values()):
+            self._end(sample, ending, cause)
+
+    def _check_tenants(self, requests: Sequence[EngineRequest]) -> None:
+        """Raise ApiError 429 if a tenant would have more requests than it may have at once."""
+        limit = self._max_tenant_requests
+        for tenant in dict.fromkeys(request.tenant for request in requests):
+            num_live = self._live.num_of_tenant(tenant)
+            wanted = num_live + sum(request.tenant == tenant for request in requests)
+            if limit and wanted > limit:
+                self.metrics.count_rejection("tenant_busy")
+                whose = f"tenant {tenant!r}" if tenant else "whoever names no tenant"
+                raise too_many(
+                    f"{whose} has {counted(num_live, 'request')} under way, with this body "
+                    f"{wanted:,}, and --max-tenant-requests is {limit:,}: wait for one to end",
+                    "tenant_busy",
+                    self.metrics.tenant_retry_s(num_live),
+                )
 
     def _end_all(self, ending: Ending) -> None:
         for sample in self._live.samples():
@@ -352,3 +367,13 @@ class AsyncEngine:
 
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def _stall_text(stalled_s: float) -> str:
+    return f"the engine has been in one step for {stalled_s:.1f} s"
+
+
+def _waiting_text(num_waiting: int) -> str:
+    if not num_waiting:
+        return "nobody waits, new requests get 503 (--stall-timeout)"
+    return f"{counted(num_waiting, 'request')} waiting for it, and new ones, get 503"

@@ -3,23 +3,37 @@
 Belongs here: bytes, the count of open generations, one waiter. Not here: what the bytes say. All
 on the event loop: the bridge's calls fill it, one coroutine empties it.
 
-Memory is bounded by the answer: a client that reads slowly is waited for by the writer, while the
-engine goes on up to max_tokens; bytes that piled up go out as one write.
+A client that reads slowly is waited for by the writer, while the engine goes on; bytes that piled
+up go out as one write. When more than `max_bytes` have piled up the client is too slow: they are
+dropped, the channel fails, and `on_overflow` lets the engine go.
 """
 
 import asyncio
+from collections.abc import Callable
 
-from everbatch.server.errors import ApiError
+from everbatch.server.errors import ApiError, unavailable
 
 
 class Channel:
     """Bytes on their way to one client, until all its generations have ended or one failed."""
 
-    __slots__ = ("_chunks", "_num_open", "_waiter", "error", "has_client")
+    __slots__ = (
+        "_chunks",
+        "_max_bytes",
+        "_num_bytes",
+        "_num_open",
+        "_waiter",
+        "error",
+        "has_client",
+        "on_overflow",
+    )
 
-    def __init__(self, num_generations: int) -> None:
+    def __init__(self, num_generations: int, max_bytes: int) -> None:
         self._chunks: list[bytes] = []
+        self._num_bytes = 0
+        self._max_bytes = max_bytes
         self._num_open = num_generations
+        self.on_overflow: Callable[[], None] = _nothing
         self._waiter: asyncio.Future[None] | None = None
         self.error: ApiError | None = None
         self.has_client = True
@@ -30,6 +44,12 @@ class Channel:
         return self._num_open == 0 or self.error is not None or not self.has_client
 
     def put(self, chunk: bytes) -> None:
+        if self.error is not None:
+            return
+        self._num_bytes += len(chunk)
+        if self._num_bytes > self._max_bytes:
+            self._overflow()
+            return
         self._chunks.append(chunk)
         self._wake()
 
@@ -63,12 +83,28 @@ class Channel:
     def take(self) -> bytes:
         """Take what there is, possibly nothing."""
         chunks = self._chunks
+        self._num_bytes = 0
         if len(chunks) == 1:
             return chunks.pop()
         joined = b"".join(chunks)
         chunks.clear()
         return joined
 
+    def _overflow(self) -> None:
+        self._chunks.clear()
+        self.fail(
+            unavailable(
+                f"the client has left more than {self._max_bytes:,} bytes of its stream unread: "
+                "read faster, ask for less or raise --max-client-buffer",
+                "slow_client",
+            )
+        )
+        self.on_overflow()
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _nothing() -> None:
+    pass

@@ -65,14 +65,12 @@ def from_invalid_request(error: InvalidRequest) -> ApiError:
     return bad_request(str(error), error.param, "invalid_value")
 
 
-def unavailable(message: str, code: str) -> ApiError:
-    """Make a 503 that asks the client to come back."""
-    return ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        message,
-        code=code,
-        headers={"Retry-After": str(RETRY_AFTER_S)},
-    )
+def unavailable(message: str, code: str, *, closes: bool = False) -> ApiError:
+    """Make a 503 that asks the client to come back; `closes`: over another connection."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    if closes:
+        headers["Connection"] = "close"
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, headers=headers)
 
 
 def too_many(message: str, code: str, retry_after_s: int) -> ApiError:

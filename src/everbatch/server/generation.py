@@ -13,7 +13,7 @@ from everbatch.scheduler.admission import Rejection, RejectReason
 from everbatch.scheduler.request import FinishReason
 from everbatch.server.channel import Channel
 from everbatch.server.errors import ApiError, bad_request, engine_failed, too_many, unavailable
-from everbatch.server.live import Ending, Failed, Finished, Refused
+from everbatch.server.live import Ending, Failed, Finished, Refused, TimedOut, Unserved
 from everbatch.tokenizer.text_stream import TextStream
 
 # OpenAI's code for a request that is too long; the other refusals have codes of their own.
@@ -55,6 +55,7 @@ class Generation:
         "_choice",
         "_is_open",
         "_text_stream",
+        "finish_reason",
         "num_cached_tokens",
         "num_output_tokens",
     )
@@ -75,6 +76,8 @@ class Generation:
         self._is_open = True
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        self.finish_reason: str | None = None
+        """None until it has ended with text."""
 
     def admitted(self, num_cached_tokens: int) -> None:
         self.num_cached_tokens = num_cached_tokens
@@ -88,13 +91,16 @@ class Generation:
             self._choice.text(delta.text)
         if delta.stopped is not None:
             self._abort(FinishReason.STOP)
-            self._choice.finish(FinishReason.STOP.value)
+            self._finish_as(FinishReason.STOP)
             self._close(None)
 
     def end(self, ending: Ending) -> None:
-        error = _error_of(ending, self._asked)
+        is_late = isinstance(ending, TimedOut) and self.num_output_tokens > 0
+        error = None if is_late else _error_of(ending, self._asked)
         try:
-            if isinstance(ending, Finished) and ending.reason in _FINISHED_WITH_TEXT:
+            if is_late:
+                self._finish(FinishReason.DEADLINE)
+            elif isinstance(ending, Finished) and ending.reason in _FINISHED_WITH_TEXT:
                 self._finish(ending.reason)
         except Exception:  # The request's border: the client is told, the bridge logs it.
             error = error or engine_failed("the end of the text could not be decoded")
@@ -114,8 +120,12 @@ class Generation:
         rest = self._text_stream.finish()
         if rest.text:
             self._choice.text(rest.text)
-        met_stop = rest.stopped is not None and reason is not FinishReason.ABORT
-        self._choice.finish((FinishReason.STOP if met_stop else reason).value)
+        met_stop = rest.stopped is not None and reason not in _CUT
+        self._finish_as(FinishReason.STOP if met_stop else reason)
+
+    def _finish_as(self, reason: FinishReason) -> None:
+        self.finish_reason = reason.value
+        self._choice.finish(reason.value)
 
     def _close(self, error: ApiError | None) -> None:
         self._is_open = False
@@ -124,6 +134,7 @@ class Generation:
         self._channel.end_one()
 
 
+_CUT = (FinishReason.ABORT, FinishReason.DEADLINE)
 _FINISHED_WITH_TEXT = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
 
 
@@ -143,6 +154,14 @@ def _error_of(ending: Ending, asked: Asked) -> ApiError | None:
             return engine_failed("the engine failed on this request")
         case Refused(rejection, retry_after_s):
             return _refusal(rejection, retry_after_s, asked.prompt_field)
+        case TimedOut(limit_s):
+            return unavailable(
+                f"the answer had not begun when its max_total_s, {limit_s:g}, was over: come again "
+                "later, or raise it",
+                "deadline",
+            )
+        case Unserved(message, code):
+            return unavailable(message, code)
         case Failed(message):
             return engine_failed(message)
 

@@ -54,6 +54,12 @@ async def watch_client(receive: Receive, channel: Channel) -> None:
     channel.client_left()
 
 
+def respond(error: ApiError) -> Response:
+    """Make the answer that tells an error."""
+    kind = LastWords if error.leaves_body else Response
+    return kind(error.body(), error.status, headers=error.headers, media_type="application/json")
+
+
 class LastWords(Response):
     """An answer to a client that is still sending. What it sends is thrown away, within bounds,
     before the connection is closed: closing at once would reset it, and the answer be lost."""

@@ -4,8 +4,10 @@ Belongs here: the records, and finding them by the ids under which the engine sp
 here: what happens to them (bridge.py).
 """
 
+from asyncio import TimerHandle
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from everbatch.engine.engine import TokenOutput
@@ -35,7 +37,32 @@ class Failed:
     message: str
 
 
-Ending = Finished | Refused | Failed
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """It took longer than its client allowed, all in all."""
+
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """It waited for an engine that does not go on; another time, or elsewhere, it might be."""
+
+    message: str
+    code: str
+
+
+Ending = Finished | Refused | Failed | TimedOut | Unserved
+
+
+class EndCause(Enum):
+    """Who ended a request before its end."""
+
+    CLIENT = "client"
+    SLOW_CLIENT = "slow_client"
+    DEADLINE = "deadline"
+    STALL = "stall"
+    SHUTDOWN = "shutdown"
 
 
 class Receiver(Protocol):
@@ -61,12 +88,30 @@ class LiveRequest:
     id: str
     num_prompt_tokens: int
     arrival_ns: int
+    tenant: str = ""
+    num_samples: int = 1
+    max_tokens: int | None = None
+    """As asked for."""
+    admitted_ns: int | None = None
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
     num_output_tokens: int = 0
     """Of all its samples."""
     reason: FinishReason | None = None
     """How its samples ended so far: the first one that was cut, if any was."""
+    cause: EndCause | None = None
+    """Why that one was, if it was aborted."""
+    timer: TimerHandle | None = None
+    """Ends it when its total time is over."""
     samples: "dict[str, LiveSample]" = field(default_factory=dict)
     """Those that are live."""
+
+    def note_token(self, now_ns: int) -> None:
+        """One of its samples has got a token."""
+        if self.first_token_ns is None:
+            self.first_token_ns = now_ns
+        self.last_token_ns = now_ns
+        self.num_output_tokens += 1
 
 
 @dataclass(slots=True)
@@ -85,13 +130,18 @@ class LiveRequests:
     def __init__(self) -> None:
         self._requests: dict[str, LiveRequest] = {}
         self._samples: dict[str, LiveSample] = {}
+        self._of_tenants: dict[str, int] = {}
 
     @property
     def num_requests(self) -> int:
         return len(self._requests)
 
-    def request_ids(self) -> list[str]:
-        return list(self._requests)
+    def num_of_tenant(self, tenant: str) -> int:
+        """Give how many requests of a tenant are live."""
+        return self._of_tenants.get(tenant, 0)
+
+    def requests(self) -> list[LiveRequest]:
+        return list(self._requests.values())
 
     def samples(self) -> list[LiveSample]:
         return list(self._samples.values())
@@ -112,6 +162,7 @@ class LiveRequests:
         """Take in a new request with the receiver of each of its samples, by id."""
         assert request.id not in self._requests
         self._requests[request.id] = request
+        self._of_tenants[request.tenant] = self.num_of_tenant(request.tenant) + 1
         for sample_id, receiver in receivers:
             sample = LiveSample(sample_id, request, receiver)
             self._samples[sample_id] = request.samples[sample_id] = sample
@@ -119,8 +170,14 @@ class LiveRequests:
     def remove(self, sample: LiveSample) -> bool:
         """Take a sample out; gives whether its request went with it."""
         del self._samples[sample.id]
-        del sample.request.samples[sample.id]
-        if sample.request.samples:
+        request = sample.request
+        del request.samples[sample.id]
+        if request.samples:
             return False
-        del self._requests[sample.request.id]
+        del self._requests[request.id]
+        if request.timer is not None:
+            request.timer.cancel()
+        self._of_tenants[request.tenant] -= 1
+        if not self._of_tenants[request.tenant]:
+            del self._of_tenants[request.tenant]
         return True

@@ -1,118 +1,139 @@
-"""What /metrics tells, under vLLM's names with the prefix `everbatch:`.
+"""What /metrics tells, under vLLM's names with a prefix of ours, or with vLLM's.
 
 Belongs here: the accumulators and their collector. Not here: who calls them (the bridge, once a
-step and once a request) or the engine's own counting. Gauges and totals are read from the latest
-EngineStats when Prometheus asks, so that a step pays for two additions; histograms are plain lists,
-because prometheus-client's cost a lock and a linear search for every token.
-
-Covered: running, waiting (and why), KV usage, preemptions, tokens, prefix cache, requests by finish
-reason and refusals by reason, latencies, tokens a step, lengths. Not covered: prefill and decode
-time.
+step and once a request), what steps were like (step_metrics.py), the engine's own counting. Gauges
+and totals are read from the latest EngineStats when Prometheus asks, so that a step pays for a few
+additions. docs/metrics.md says what each one is.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from everbatch.base.events import Event, Preempted
+from everbatch.base.events import Admitted, Event, Finished, Preempted
 from everbatch.base.units import NS_PER_S
 from everbatch.engine.metrics import EngineStats
-from everbatch.server.live import LiveRequest, LiveSample
+from everbatch.scheduler.admission import Rejection
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.server.histograms import (
+    COUNT_BUCKETS,
+    E2E_BUCKETS_S,
+    INTER_TOKEN_BUCKETS_S,
+    ITERATION_BUCKETS,
+    LENGTH_BUCKETS,
+    TTFT_BUCKETS_S,
+    Histogram,
+)
+from everbatch.server.live import EndCause, LiveRequest, LiveSample
+from everbatch.server.service_rate import MAX_RETRY_S, MIN_RETRY_S, ServiceRate
+from everbatch.server.step_metrics import StepMetrics
 from everbatch.server.waiting import WaitingReasons
 
-PREFIX = "everbatch:"
+DEFAULT_PREFIX = "everbatch"
 
-TTFT_BUCKETS_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
-    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-INTER_TOKEN_BUCKETS_S = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
-    *(10.0, 20.0, 40.0, 80.0),
-)
-E2E_BUCKETS_S = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# What a client that was refused is told to wait.
-MIN_RETRY_S, MAX_RETRY_S = 1, 60
-LENGTH_BUCKETS = (
-    *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000),
-    *(100_000, 200_000),
-)
+_REGULAR_ENDS = ("stop", "length")
 
 
-class Histogram:
-    """Counts of observations by upper bound, and their sum."""
+class RequestHistograms:
+    """What is observed of requests: of those that were cut nothing but their first tokens."""
 
-    __slots__ = ("_bounds", "_counts", "_sum", "_text", "name")
+    def __init__(self) -> None:
+        self.first_token = Histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS_S
+        )
+        self.inter_token = Histogram(
+            "inter_token_latency_seconds", "Between a sample's tokens.", INTER_TOKEN_BUCKETS_S
+        )
+        self.queue = Histogram(
+            "request_queue_time_seconds", "From arrival to the first slot.", E2E_BUCKETS_S
+        )
+        self.prefill = Histogram(
+            "request_prefill_time_seconds", "From the first slot to the first token.", E2E_BUCKETS_S
+        )
+        self.decode = Histogram(
+            "request_decode_time_seconds", "From the first token to the last.", E2E_BUCKETS_S
+        )
+        self.inference = Histogram(
+            "request_inference_time_seconds", "From the first slot to the last.", E2E_BUCKETS_S
+        )
+        self.per_output_token = Histogram(
+            "request_time_per_output_token_seconds",
+            "A request's mean time between tokens.",
+            INTER_TOKEN_BUCKETS_S,
+        )
+        self.e2e = Histogram(
+            "e2e_request_latency_seconds", "From arrival to the end.", E2E_BUCKETS_S
+        )
+        self.prompt_tokens = Histogram(
+            "request_prompt_tokens", "Prompt tokens of an ended request.", LENGTH_BUCKETS
+        )
+        self.output_tokens = Histogram(
+            "request_generation_tokens", "Output tokens of an ended request.", LENGTH_BUCKETS
+        )
+        self.max_tokens = Histogram(
+            "request_params_max_tokens", "max_tokens of an ended request.", LENGTH_BUCKETS
+        )
+        self.n = Histogram("request_params_n", "Samples of an ended request.", COUNT_BUCKETS)
+        self.preemptions = Histogram(
+            "request_num_preemptions", "Preemptions of an ended request.", (0, *COUNT_BUCKETS)
+        )
 
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        self.name = name
-        self._text = text
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+    def all(self) -> list[Histogram]:
+        return list(vars(self).values())
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def mean(self) -> float:
-        """Give the mean of what was observed; 0 if nothing was."""
-        return self._sum / max(1, sum(self._counts))
-
-    def family(self, model_name: str) -> HistogramMetricFamily:
-        """Give it as Prometheus wants it: cumulative counts."""
-        family = HistogramMetricFamily(PREFIX + self.name, self._text, labels=["model_name"])
-        buckets: list[tuple[str, float]] = []
-        total = 0
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append((_bound_text(bound), total))
-        family.add_metric([model_name], buckets=buckets, sum_value=self._sum)
-        return family
+    def observe_end(self, request: LiveRequest, now_ns: int) -> None:
+        """Observe a request that ended by itself or at its limit."""
+        self.e2e.observe((now_ns - request.arrival_ns) / NS_PER_S)
+        self.prompt_tokens.observe(request.num_prompt_tokens)
+        self.output_tokens.observe(request.num_output_tokens)
+        self.n.observe(request.num_samples)
+        if request.max_tokens is not None:
+            self.max_tokens.observe(request.max_tokens)
+        slot_ns, first_ns, last_ns = (
+            request.admitted_ns,
+            request.first_token_ns,
+            request.last_token_ns,
+        )
+        if slot_ns is None or first_ns is None or last_ns is None:
+            return
+        # The clock is read after a step, the slot's time is that of its plan.
+        self.prefill.observe(max(0, first_ns - slot_ns) / NS_PER_S)
+        self.inference.observe(max(0, last_ns - slot_ns) / NS_PER_S)
+        decode_s = (last_ns - first_ns) / NS_PER_S
+        self.decode.observe(decode_s)
+        num_gaps = request.num_output_tokens / request.num_samples - 1
+        if num_gaps > 0:
+            self.per_output_token.observe(decode_s / num_gaps)
 
 
 class ServerMetrics:
     """The numbers of one server; registers itself in a registry of its own."""
 
-    def __init__(self, model_name: str, stats: EngineStats) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        stats: EngineStats,
+        config: SchedulerConfig | None = None,
+        prefix: str = DEFAULT_PREFIX,
+    ) -> None:
+        """`config`: which limits a refusal names; without it they are taken for requests."""
         self._model_name = model_name
+        self._prefix = f"{prefix}:"
         self._stats = stats
+        self._max_queue_tokens = 0 if config is None else config.max_queue_tokens
+        self._max_queue_requests = 0 if config is None else config.max_queue_requests
         self._rejected: dict[str, int] = {}
+        self._aborted = {cause.value: 0 for cause in EndCause}
         self._preempted: dict[str, int] = {}
         self._waiting = WaitingReasons()
-        self._time_to_first_token = Histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS_S
-        )
-        self._inter_token_latency = Histogram(
-            "inter_token_latency_seconds", "Between a sample's tokens.", INTER_TOKEN_BUCKETS_S
-        )
-        self._queue_time = Histogram(
-            "request_queue_time_seconds", "From arrival to the first slot.", E2E_BUCKETS_S
-        )
-        self._e2e = Histogram(
-            "e2e_request_latency_seconds", "From arrival to the end.", E2E_BUCKETS_S
-        )
+        self._requests = RequestHistograms()
+        self._steps = StepMetrics()
+        self._rate = ServiceRate()
         self._iteration_tokens = Histogram(
             "iteration_tokens_total", "Prompt and decode tokens of one step.", ITERATION_BUCKETS
-        )
-        self._prompt_tokens = Histogram(
-            "request_prompt_tokens", "Prompt tokens of an ended request.", LENGTH_BUCKETS
-        )
-        self._output_tokens = Histogram(
-            "request_generation_tokens", "Output tokens of an ended request.", LENGTH_BUCKETS
         )
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_ServerCollector(self))
@@ -123,21 +144,34 @@ class ServerMetrics:
             self._iteration_tokens.observe(stats.scheduled_tokens - self._stats.scheduled_tokens)
         self._stats = stats
 
-    def fold_events(self, events: Sequence[Event]) -> None:
-        """Take in what happened in a turn of the engine."""
+    def fold_events(self, events: Sequence[Event], now_ns: int) -> None:
+        """Take in what happened in a turn of the engine, after its stats."""
         self._waiting.fold(events)
+        self._steps.fold(events)
+        num_left = num_tokens = 0
         for event in events:
-            # Without a slot it had been preempted before, and loses what it had kept.
-            if isinstance(event, Preempted) and event.slot is not None:
-                self._preempted[event.way] = self._preempted.get(event.way, 0) + 1
+            match event:
+                # Without a slot it had been preempted before, and loses what it had kept.
+                case Preempted() if event.slot is not None:
+                    self._preempted[event.way] = self._preempted.get(event.way, 0) + 1
+                case Admitted(resumed=False) if event.prompt_tokens:
+                    num_left += 1
+                    num_tokens += event.prompt_tokens
+                case Finished(reason="stop" | "length"):
+                    self._requests.preemptions.observe(event.preemptions)
+                case _:
+                    pass
+        is_waiting = self._stats.num_waiting > 0
+        self._rate.fold(now_ns, num_left=num_left, num_tokens=num_tokens, is_waiting=is_waiting)
 
     def forget_waiting(self) -> None:
         """The engine is dead: nobody waits any more."""
         self._waiting.clear()
 
-    def observe_admission(self, request: LiveRequest, now_ns: int) -> None:
+    def observe_admission(self, request: LiveRequest) -> None:
         """Observe how long a request waited for its first slot."""
-        self._queue_time.observe((now_ns - request.arrival_ns) / NS_PER_S)
+        assert request.admitted_ns is not None
+        self._requests.queue.observe((request.admitted_ns - request.arrival_ns) / NS_PER_S)
 
     def observe_token(self, sample: LiveSample, now_ns: int) -> None:
         """Observe the time since the sample's last token; of its request's first, since arrival.
@@ -145,27 +179,34 @@ class ServerMetrics:
         To be called before either of them notes the token.
         """
         if sample.last_token_ns is not None:
-            self._inter_token_latency.observe((now_ns - sample.last_token_ns) / NS_PER_S)
+            self._requests.inter_token.observe((now_ns - sample.last_token_ns) / NS_PER_S)
         elif sample.request.num_output_tokens == 0:
             ttft_ns = now_ns - sample.request.arrival_ns
-            self._time_to_first_token.observe(ttft_ns / NS_PER_S)
+            self._requests.first_token.observe(ttft_ns / NS_PER_S)
 
-    def queue_retry_s(self) -> int:
-        """Estimate when there is a place in a full queue again, in seconds.
+    def queue_retry_s(self, rejection: Rejection, now_ns: int) -> int:
+        """Estimate when a full queue has room for a request that it refused, in seconds."""
+        excess = rejection.needed - rejection.limit
+        # The limit on requests is passed by one at a time.
+        if rejection.limit == self._max_queue_tokens and (
+            rejection.limit != self._max_queue_requests or excess > 1
+        ):
+            return self._rate.retry_s(now_ns, num_tokens=excess)
+        return self._rate.retry_s(now_ns, num_requests=excess)
 
-        A queue of L in which each waits W lets one in every W / L (Little's law).
-        """
-        wait_s = self._queue_time.mean() / max(1, self._stats.num_waiting)
-        return min(max(MIN_RETRY_S, ceil(wait_s)), MAX_RETRY_S)
+    def tenant_retry_s(self, num_live: int) -> int:
+        """Estimate when one of so many requests will have ended, in seconds."""
+        return min(max(MIN_RETRY_S, ceil(self._requests.e2e.mean() / num_live)), MAX_RETRY_S)
 
-    def fold_request(
-        self, finish_reason: str, *, e2e_s: float, num_prompt_tokens: int, num_output_tokens: int
-    ) -> None:
-        """Observe one ended request; those that were cut say nothing about latency and length."""
-        if finish_reason in ("stop", "length"):
-            self._e2e.observe(e2e_s)
-            self._prompt_tokens.observe(num_prompt_tokens)
-            self._output_tokens.observe(num_output_tokens)
+    def fold_request(self, request: LiveRequest, now_ns: int) -> None:
+        """Observe an ended request; those that were cut count apart, and say nothing else."""
+        reason = None if request.reason is None else request.reason.value
+        if reason in _REGULAR_ENDS:
+            self._requests.observe_end(request, now_ns)
+        elif reason == "deadline":
+            self._aborted[EndCause.DEADLINE.value] += 1
+        elif reason == "abort" and request.cause is not None:
+            self._aborted[request.cause.value] += 1
 
     def count_rejection(self, reason: str) -> None:
         self._rejected[reason] = self._rejected.get(reason, 0) + 1
@@ -175,48 +216,64 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
     def families(self) -> Iterable[Metric]:
-        stats, model = self._stats, self._model_name
+        stats = self._stats
         for name, text, value in _gauges(stats):
-            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-            gauge.add_metric([model], value)
-            yield gauge
-        for name, text, count in _totals(stats):
-            counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
-            counter.add_metric([model], count)
-            yield counter
-        yield self._waiting_by_reason()
-        by_way = CounterMetricFamily(
-            PREFIX + "num_preemptions_by_way",
-            "Preemptions by what became of the victim's blocks.",
-            labels=["model_name", "way"],
+            yield self._gauge(name, text, value)
+        yield self._gauge(
+            "recomputed_token_ratio",
+            "Share of the computed tokens that had been computed before, since the start.",
+            self._steps.recomputed_token_ratio,
         )
-        for way, count in self._preempted.items():
-            by_way.add_metric([model, way], count)
-        yield by_way
-        yield self._by_reason("request_success", "finished_reason", stats.num_finished)
-        yield self._by_reason("request_rejected", "reason", self._rejected)
-        for histogram in (
-            *(self._time_to_first_token, self._inter_token_latency, self._queue_time, self._e2e),
-            *(self._iteration_tokens, self._prompt_tokens, self._output_tokens),
-        ):
-            yield histogram.family(model)
-
-    def _waiting_by_reason(self) -> GaugeMetricFamily:
-        gauge = GaugeMetricFamily(
-            PREFIX + "num_requests_waiting_by_reason",
+        yield self._by_label(
+            GaugeMetricFamily, "kv_blocks", "KV blocks by state.", "state", _blocks(stats)
+        )
+        yield self._by_label(
+            GaugeMetricFamily,
+            "num_requests_waiting_by_reason",
             "Requests that wait for a slot, by what they lack first.",
-            labels=["model_name", "reason"],
+            "reason",
+            self._waiting.counts(),
         )
-        for reason, count in self._waiting.counts().items():
-            gauge.add_metric([self._model_name, reason], count)
+        totals = [*_totals(stats), *_step_totals(self._steps)]
+        for name, text, count in totals:
+            counter = CounterMetricFamily(self._prefix + name, text, labels=["model_name"])
+            counter.add_metric([self._model_name], count)
+            yield counter
+        for name, text, label, counts in (
+            ("num_preemptions_by_way", "Preemptions by what became of the victim's blocks.", "way",
+             self._preempted),
+            ("request_success", "Requests that have ended, by how.", "finished_reason",
+             stats.num_finished),
+            ("request_aborted", "Requests that were cut before their end, by whom.", "cause",
+             self._aborted),
+            ("request_rejected", "Requests that were refused, by why.", "reason", self._rejected),
+        ):  # fmt: skip
+            yield self._by_label(CounterMetricFamily, name, text, label, counts)
+        for histogram in (
+            *self._requests.all(),
+            self._iteration_tokens,
+            self._steps.duration,
+            self._steps.tokens,
+        ):
+            yield histogram.family(self._prefix, self._model_name)
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(self._prefix + name, text, labels=["model_name"])
+        gauge.add_metric([self._model_name], value)
         return gauge
 
-    def _by_reason(self, name: str, label: str, counts: dict[str, int]) -> CounterMetricFamily:
-        text = f"Requests by {label.replace('_', ' ')}; abort: the client or the server left."
-        counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name", label])
-        for reason, count in counts.items():
-            counter.add_metric([self._model_name, reason], count)
-        return counter
+    def _by_label(
+        self,
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        text: str,
+        label: str,
+        counts: Mapping[str, int],
+    ) -> Metric:
+        family = kind(self._prefix + name, text, labels=["model_name", label])
+        for value, count in counts.items():
+            family.add_metric([self._model_name, value], count)
+        return family
 
 
 class _ServerCollector(Collector):
@@ -237,6 +294,11 @@ def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
     ]
 
 
+def _blocks(stats: EngineStats) -> dict[str, int]:
+    free, cached = stats.num_free_blocks, stats.num_cached_blocks
+    return {"free": free, "cached": cached, "used": stats.num_blocks - free - cached}
+
+
 def _totals(stats: EngineStats) -> list[tuple[str, str, int]]:
     return [
         ("num_preemptions", "Times a request lost its KV cache.", stats.num_preemptions),
@@ -247,5 +309,8 @@ def _totals(stats: EngineStats) -> list[tuple[str, str, int]]:
     ]
 
 
-def _bound_text(bound: float) -> str:
-    return "+Inf" if bound == float("inf") else repr(float(bound))
+def _step_totals(steps: StepMetrics) -> list[tuple[str, str, int]]:
+    return [
+        ("computed_tokens", "Tokens computed in steps.", steps.scheduled_tokens),
+        ("recomputed_tokens", "Of them those computed before.", steps.recomputed_tokens),
+    ]

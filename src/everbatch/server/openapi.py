@@ -55,6 +55,8 @@ _COMMON: dict[str, Any] = {
     "tenant": {"type": "string", "maxLength": 128, "description": "Or the header X-Tenant."},
     "max_wait_s": _NUMBER
     | {"minimum": 0, "maximum": 86_400, "description": "Longest wait for the first step."},
+    "max_total_s": _NUMBER
+    | {"minimum": 0, "maximum": 86_400, "description": "Longest time to the end of the answer."},
     "cache_salt": {"type": "string", "description": "Only equal salts share cached prefixes."},
 }
 _LOGPROBS = {"type": "integer", "minimum": 0, "maximum": 20}

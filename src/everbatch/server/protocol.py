@@ -37,8 +37,9 @@ Prompt = str | tuple[int, ...]
 class Common:
     """What both kinds of request have. sampling.max_tokens None: as many as there is room for.
 
-    continuous_usage: usage so far in every event of the stream. tenant None: not given. max_wait_s:
-    how long it may wait for its first step.
+    continuous_usage: usage so far in every event of the stream. tenant, priority None: not given.
+    max_wait_s: how long it may wait for its first step; max_total_s: how long its answer may take,
+    all in all.
     """
 
     model: str | None
@@ -46,10 +47,11 @@ class Common:
     stream: bool
     include_usage: bool
     continuous_usage: bool
-    priority: int
+    priority: int | None
     cache_salt: str
     tenant: str | None
     max_wait_s: float | None
+    max_total_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +171,18 @@ def _common(fields: Fields, logprobs: int | None, max_tokens: Json) -> Common:
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
-        priority=fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
+        priority=fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY),
         cache_salt=fields.text("cache_salt", MAX_CACHE_SALT_LENGTH) or "",
         tenant=fields.text("tenant", MAX_TENANT_LENGTH) or None,
-        max_wait_s=_max_wait_s(fields),
+        max_wait_s=_seconds(fields, "max_wait_s"),
+        max_total_s=_seconds(fields, "max_total_s"),
     )
 
 
-def _max_wait_s(fields: Fields) -> float | None:
-    value = fields.number("max_wait_s")
+def _seconds(fields: Fields, field: str) -> float | None:
+    value = fields.number(field)
     if value is not None and not 0 <= value <= MAX_WAIT_S:
-        raise fields.bad("max_wait_s", f"must lie in [0, {MAX_WAIT_S}] seconds, got {value}")
+        raise fields.bad(field, f"must lie in [0, {MAX_WAIT_S}] seconds, got {value}")
     return value
 
 

@@ -4,7 +4,6 @@ Belongs here: path to answer, in reading order. Not here: how an answer is writt
 """
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 
@@ -23,7 +22,9 @@ from everbatch.engine.token_checks import (
     check_token_ids,
 )
 from everbatch.server import openapi
+from everbatch.server.access_log import note
 from everbatch.server.answer import Answering, Prompt, answer_stream, answer_whole
+from everbatch.server.api_keys import key_owner
 from everbatch.server.channel import Channel
 from everbatch.server.choices import Api, ChatApi, CompletionApi, Head
 from everbatch.server.encoding import Encoding
@@ -35,7 +36,7 @@ from everbatch.server.protocol import (
     read_chat,
     read_completion,
 )
-from everbatch.server.request_id import note_answer_id, request_id
+from everbatch.server.request_id import new_answer_id, request_id
 from everbatch.server.served import Served, check_model
 from everbatch.server.side_routes import add_side_routes
 from everbatch.server.standing import with_headers
@@ -51,6 +52,7 @@ def make_router(served: Served) -> APIRouter:
     router = APIRouter()
     routes = _Routes(served)
     router.add_api_route("/health", routes.health, methods=["GET"], summary="Liveness")
+    router.add_api_route("/ready", routes.ready, methods=["GET"], summary="Readiness")
     router.add_api_route("/version", routes.version, methods=["GET"], summary="Version")
     router.add_api_route("/metrics", routes.metrics, methods=["GET"], summary="Prometheus metrics")
     router.add_api_route(
@@ -84,7 +86,12 @@ class _Routes:
         self._encoding = Encoding(served)
 
     async def health(self) -> Response:
-        """200 with an empty body while requests are taken, 503 otherwise."""
+        """200 with an empty body unless the engine is dead: a restart would help, then 503."""
+        self._served.engine.check_alive()
+        return Response(status_code=HTTPStatus.OK)
+
+    async def ready(self) -> Response:
+        """200 with an empty body while requests are taken and the engine makes progress."""
         self._served.engine.check_accepting()
         return Response(status_code=HTTPStatus.OK)
 
@@ -142,8 +149,9 @@ class _Routes:
         check_model(self._served, common.model)
         check_sampling_ids(common.sampling, self._served.model.vocab_size)
         policy = self._served.engine.config.policy
-        check_priority(common.priority, policy, "start the server with --policy priority")
-        return with_headers(common, request.headers)
+        asked = with_headers(common, request.headers, key_owner(request.scope))
+        check_priority(asked.priority or 0, policy, "start the server with --policy priority")
+        return asked
 
     async def _read(self, request: Request) -> bytes:
         self._served.engine.check_accepting()
@@ -176,9 +184,12 @@ class _Routes:
             api=api,
             head=Head(answer_id, served.clock.unix_seconds(), served.model.name),
             prompts=prompts,
-            channel=Channel(len(prompts) * common.sampling.n),
+            channel=Channel(
+                len(prompts) * common.sampling.n, served.settings.max_client_buffer_bytes
+            ),
             ids=tuple(dict.fromkeys((answer_id, request_id(request.scope)))),
         )
+        note(request.scope, answering.facts)
         if common.stream:
             return await answer_stream(request, answering)
         return await answer_whole(request, answering)
@@ -195,8 +206,7 @@ class _Routes:
 
 async def _within_borders(request: Request, kind: str, work: Work) -> Response:
     """Run one request whose answer has an id of its own."""
-    answer_id = f"{kind}-{uuid.uuid4().hex}"
-    note_answer_id(request, answer_id)
+    answer_id = new_answer_id(request, kind)
     try:
         return await work(request, answer_id)
     except ClientLeft:

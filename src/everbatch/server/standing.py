@@ -1,35 +1,62 @@
-"""What headers ask for in the queue: whose the request is, and how long it may wait.
+"""What headers and API keys ask for in the queue: whose a request is, how soon, how long.
 
 Belongs here: the headers that a gateway may set in place of body fields. Not here: the body
 (protocol.py), the queue (scheduler). Used by the routes.
 
-A header and a field that contradict each other are refused: behind a gateway that sets the header,
-nobody can claim to be another tenant.
+A header and a field that contradict each other are refused, and so is who contradicts its key:
+nobody can claim to be another tenant, or to be more urgent than its key allows.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from everbatch.server.api_keys import KeyOwner
 from everbatch.server.errors import bad_request
-from everbatch.server.protocol import MAX_TENANT_LENGTH, MAX_WAIT_S, Common
+from everbatch.server.protocol import MAX_PRIORITY, MAX_TENANT_LENGTH, MAX_WAIT_S, Common
 
 TENANT_HEADER = "X-Tenant"
+PRIORITY_HEADER = "X-Priority"
 MAX_WAIT_HEADER = "X-Max-Wait-S"
+MAX_TOTAL_HEADER = "X-Max-Total-S"
+_INTEGER = re.compile(r"-?\d{1,10}")
 _DECIMAL = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
-def with_headers(common: Common, headers: Mapping[str, str]) -> Common:
-    """Fill in what the headers say; raises ApiError where header and body differ."""
-    tenant, max_wait_s = _tenant(headers), _max_wait_s(headers)
-    if tenant is not None and common.tenant not in (None, tenant):
-        raise _contradiction("tenant", common.tenant, TENANT_HEADER, tenant)
-    if max_wait_s is not None and common.max_wait_s not in (None, max_wait_s):
-        raise _contradiction("max_wait_s", common.max_wait_s, MAX_WAIT_HEADER, max_wait_s)
+def with_headers(common: Common, headers: Mapping[str, str], owner: KeyOwner) -> Common:
+    """Fill in what the headers and the key's owner say; raises ApiError where they differ."""
+    wanted = {
+        "tenant": (TENANT_HEADER, _tenant(headers)),
+        "priority": (PRIORITY_HEADER, _priority(headers)),
+        "max_wait_s": (MAX_WAIT_HEADER, _seconds(headers, MAX_WAIT_HEADER, "max_wait_s")),
+        "max_total_s": (MAX_TOTAL_HEADER, _seconds(headers, MAX_TOTAL_HEADER, "max_total_s")),
+    }
+    changes: dict[str, Any] = {}
+    for field, (header, value) in wanted.items():
+        in_body = getattr(common, field)
+        if value is not None and in_body not in (None, value):
+            raise _contradiction(field, in_body, header, value)
+        changes[field] = in_body if value is None else value
+    return _of_owner(replace(common, **changes), owner)
+
+
+def _of_owner(common: Common, owner: KeyOwner) -> Common:
+    """Hold a request against the key that it came with."""
+    if owner.tenant is not None and common.tenant not in (None, owner.tenant):
+        raise _contradiction("tenant", common.tenant, "the API key's tenant", owner.tenant)
+    best = owner.priority
+    if best is not None and common.priority is not None and common.priority < best:
+        raise bad_request(
+            f"priority is {common.priority}, the API key may ask for {best} and above (lower runs "
+            "first): leave it out or raise it",
+            "priority",
+            "invalid_value",
+        )
     return replace(
         common,
-        tenant=common.tenant if tenant is None else tenant,
-        max_wait_s=common.max_wait_s if max_wait_s is None else max_wait_s,
+        tenant=common.tenant if owner.tenant is None else owner.tenant,
+        priority=best if common.priority is None else common.priority,
     )
 
 
@@ -44,14 +71,28 @@ def _tenant(headers: Mapping[str, str]) -> str | None:
     return value or None
 
 
-def _max_wait_s(headers: Mapping[str, str]) -> float | None:
-    value = headers.get(MAX_WAIT_HEADER.lower(), "")
+def _priority(headers: Mapping[str, str]) -> int | None:
+    value = headers.get(PRIORITY_HEADER.lower(), "")
+    if not value:
+        return None
+    if not _INTEGER.fullmatch(value) or abs(int(value)) > MAX_PRIORITY:
+        raise bad_request(
+            f"{PRIORITY_HEADER} must be an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got "
+            f"{value!r}",
+            "priority",
+            "invalid_value",
+        )
+    return int(value)
+
+
+def _seconds(headers: Mapping[str, str], header: str, field: str) -> float | None:
+    value = headers.get(header.lower(), "")
     if not value:
         return None
     if not _DECIMAL.fullmatch(value) or float(value) > MAX_WAIT_S:
         raise bad_request(
-            f"{MAX_WAIT_HEADER} must be a number of seconds in [0, {MAX_WAIT_S}], got {value!r}",
-            "max_wait_s",
+            f"{header} must be a number of seconds in [0, {MAX_WAIT_S}], got {value!r}",
+            field,
             "invalid_value",
         )
     return float(value)

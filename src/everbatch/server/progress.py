@@ -1,0 +1,49 @@
+"""Whether the engine thread comes back from its turns.
+
+Belongs here: since when a turn runs, and how long is too long. Not here: what follows from it
+(bridge.py). `begin` and `end` belong to the engine thread, the rest to the event loop; they share
+one integer.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from everbatch.base.clock import Clock
+from everbatch.base.units import NS_PER_S
+
+MAX_LOOK_S = 1.0
+LOOKS_IN_LIMIT = 4
+
+
+class Progress:
+    """Watches one thread; a turn longer than `limit_s` is a stall."""
+
+    def __init__(self, clock: Clock, limit_s: float) -> None:
+        self._clock = clock
+        self._limit_ns = int(limit_s * NS_PER_S)
+        self._since_ns: int | None = None
+        self.look_s = min(MAX_LOOK_S, limit_s / LOOKS_IN_LIMIT)
+        """How often to look, so that a stall is seen soon after it is one."""
+
+    def begin(self) -> None:
+        """A turn begins."""
+        self._since_ns = self._clock.now_ns()
+
+    def end(self) -> None:
+        """The turn is over; until the next one there is nothing to wait for."""
+        self._since_ns = None
+
+    def stalled_s(self) -> float | None:
+        """Give how long the turn that runs has taken, if that is too long."""
+        since_ns = self._since_ns
+        if since_ns is None:
+            return None
+        taken_ns = self._clock.now_ns() - since_ns
+        return taken_ns / NS_PER_S if taken_ns > self._limit_ns else None
+
+
+async def look_again_and_again(look: Callable[[], None], interval_s: float) -> None:
+    """Call `look` every `interval_s` seconds, until cancelled."""
+    while True:
+        await asyncio.sleep(interval_s)
+        look()
