@@ -12,6 +12,7 @@ from zlib import crc32
 
 from everbatch.base.clock import VirtualClock
 from everbatch.base.events import Event, Finished
+from everbatch.base.sample_ids import sample_ids
 from everbatch.engine.engine import Engine, EngineRequest, StepResult
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.scripted import VOCAB_SIZE, ScriptedExecutor
@@ -55,7 +56,7 @@ class Client:
 
     def sample_ids(self) -> list[str]:
         """The ids under which its tokens come."""
-        return [self.id] if self.n == 1 else [f"{self.id}/{sample}" for sample in range(self.n)]
+        return sample_ids(self.id, self.n)
 
 
 def client(

@@ -13,6 +13,7 @@ from models import golden
 from models.golden import GoldenPrompt
 from models.real_engine import RealEngine, RealRun, greedy, make_request, run_requests
 
+from everbatch.base.sample_ids import sample_id
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.kernels.random_numbers import seed_for
 from everbatch.models.llama import LlamaForCausalLM
@@ -198,7 +199,7 @@ def test_each_greedy_sample_says_the_golden_text(
     run = run_requests(default_network, config, requests)
 
     for sample in range(3):
-        texts = {prompt.name: run.texts[f"{prompt.name}/{sample}"] for prompt in prompts}
+        texts = {prompt.name: run.texts[sample_id(prompt.name, sample)] for prompt in prompts}
         comparison = golden.compare(
             prompts, [texts[prompt.name] for prompt in prompts], num_tokens=NUM_OUTPUTS
         )
@@ -231,7 +232,7 @@ def test_seeded_samples_are_the_single_requests_with_the_derived_seeds(
         ],
     )
 
-    texts = [run.texts[f"n/{sample}"] for sample in range(4)]
+    texts = [run.texts[sample_id("n", sample)] for sample in range(4)]
     assert texts == [alone.texts[str(number)] for number in range(4)]
     assert len({tuple(text) for text in texts}) == 4
 

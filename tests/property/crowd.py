@@ -12,6 +12,7 @@ from option_rows import Row
 
 from everbatch.base.errors import ExecutorError
 from everbatch.base.events import Finished, Preempted, Rejected, SampleFinished
+from everbatch.base.sample_ids import request_of_sample
 from everbatch.engine.engine import StepResult
 from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
 from everbatch.scheduler.digest import state_digest
@@ -176,7 +177,7 @@ class Crowd:
         live = list(self.world.engine.scheduler.state.requests)
         if live and self.draw.random() < 0.8:
             id = self.draw.choice(live)
-            return id.partition("/")[0] if self.draw.random() < 0.4 else id
+            return (request_of_sample(id) or id) if self.draw.random() < 0.4 else id
         return self.draw.choice(list(self.clients))
 
     def _leaving(self) -> str:
@@ -221,7 +222,9 @@ class Crowd:
             self._check_protected()
         if is_checked:
             num_open = sum(
-                not world.ends[id] for id in world.texts if "/" in id or self._single(id)
+                not world.ends[id]
+                for id in world.texts
+                if request_of_sample(id) or self._single(id)
             )
             stats = world.engine.stats()
             assert stats.num_running <= self.config.max_num_seqs
@@ -279,7 +282,7 @@ class Crowd:
         config = self.config
         for event in self.world.events:
             if isinstance(event, SampleFinished | Finished) and config.max_preemptions:
-                samples = self.clients[event.id.partition("/")[0]].n if "/" not in event.id else 1
+                samples = 1 if request_of_sample(event.id) else self.clients[event.id].n
                 assert event.preemptions <= config.max_preemptions * samples
             if config.batching == "static" or config.admission == "reserve":
                 assert not isinstance(event, Preempted), "somebody yielded whose life was reserved"

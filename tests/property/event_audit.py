@@ -20,6 +20,7 @@ from everbatch.base.events import (
     StepFailed,
     StepRan,
 )
+from everbatch.base.sample_ids import request_of_sample, sample_ids
 from everbatch.engine.metrics import EngineStats
 
 
@@ -101,7 +102,7 @@ class Audit:
         if event.samples == 1:
             self.lives[event.id] = Life(event.prompt_tokens)
             return
-        self.groups[event.id] = [f"{event.id}/{sample}" for sample in range(event.samples)]
+        self.groups[event.id] = sample_ids(event.id, event.samples)
         for sample, id in enumerate(self.groups[event.id]):
             self.lives[id] = Life(event.prompt_tokens, is_follower=sample > 0)
 
@@ -122,7 +123,7 @@ class Audit:
             case SampleFinished():
                 life.end = event
                 if not life.is_follower and life.frontier < life.prompt_tokens:
-                    self._hand_over(life, event.id.rpartition("/")[0])
+                    self._hand_over(life, request_of_sample(event.id))
             case Decoding():
                 if life.is_follower and event.emitted:
                     life.frontier = life.prompt_tokens

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from everbatch.base.clock import VirtualClock
 from everbatch.base.eventlog import EventLogWriter
 from everbatch.base.events import Deferred, Event, Preempted, StepRan
+from everbatch.base.sample_ids import sample_id
 from everbatch.diagnose.explain import explain
 from everbatch.diagnose.life import Lack, Life
 from everbatch.engine.engine import Engine, EngineRequest, StepResult
@@ -172,7 +173,7 @@ class Replay:
         [step] = steps
         served = {*step.joined, *(chunk[0] for chunk in step.chunks)}
         served |= {request for request in decodes if request not in step.left}
-        return id in served or f"{id}/0" in served
+        return id in served or sample_id(id, 0) in served
 
     def _add(self, spec: object) -> None:
         self.engine.add(

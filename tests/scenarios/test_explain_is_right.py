@@ -11,6 +11,7 @@ from random import Random
 import pytest
 from explained_run import Replay, replay_to
 
+from everbatch.base.sample_ids import sample_id
 from everbatch.diagnose.life import Lack, Wait
 from everbatch.scheduler.plan import DeferReason
 from everbatch.workload.scenario import parse_scenario
@@ -168,7 +169,7 @@ def check_cooldown(replay: Replay, call: int, id: str, wait: Wait) -> None:
     told = {event.id for event in following.deferred} | {
         event.id for event in following.events if event.kind in ("admitted", "finished")
     }
-    assert preempts or not following.has_run or {id, f"{id}/0"} & told
+    assert preempts or not following.has_run or {id, sample_id(id, 0)} & told
 
 
 def check_static(replay: Replay, call: int, wait: Wait) -> None:

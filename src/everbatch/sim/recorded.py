@@ -6,7 +6,8 @@ decisions). Not in a log, so not replayed: what prompts say (a hit of the prefix
 repeated), and which passes failed.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,7 @@ from everbatch.base.events import (
     StepRan,
 )
 from everbatch.base.fields import shown
+from everbatch.base.sample_ids import sample_ids
 from everbatch.base.units import div_ceil
 from everbatch.costs.work import StepWork
 from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig, TenantConfig
@@ -35,6 +37,10 @@ from everbatch.workload.scenario import Scenario
 
 RECORDED = "recorded"
 """The kind of a clock whose passes take what they took."""
+EVENTS_A_REPORT = 4096
+"""So many events go by between two reports of progress."""
+BytesRead = Callable[[int], None]
+"""Told how much of a log was read, now and then."""
 
 
 @dataclass(slots=True)
@@ -77,7 +83,7 @@ class RecordedLog:
     notes: list[str]
 
 
-def read_log(path: Path) -> RecordedLog:
+def read_log(path: Path, progress: BytesRead | None = None) -> RecordedLog:
     """Read a log; ConfigError or EventLogError say what is wrong with it."""
     if not path.is_file():
         raise ConfigError(f"the event log {path} is read twice, so it must be a file: save it")
@@ -89,17 +95,20 @@ def read_log(path: Path) -> RecordedLog:
                 f"the event log {path} lacks its beginning, since a server keeps its last events "
                 "alone: replay the file of its --event-log"
             )
-        for event in recorded_events(path):
+        for event in recorded_events(path, progress):
             reader.take(event)
     except OSError as error:
         raise ConfigError(f"cannot read the event log {path} ({error.strerror})") from error
     return reader.finish(path.stem)
 
 
-def recorded_events(path: Path) -> Iterator[Event]:
+def recorded_events(path: Path, progress: BytesRead | None = None) -> Iterator[Event]:
     """Give a log's events, each time from the first."""
     with _open(path) as file:
-        yield from read_events(file)
+        for number, event in enumerate(read_events(file)):
+            if progress is not None and number % EVENTS_A_REPORT == 0:
+                progress(os.lseek(file.fileno(), 0, os.SEEK_CUR))
+            yield event
 
 
 def _open(path: Path) -> TextIO:
@@ -184,8 +193,7 @@ class _Reader:
         life = self.lives[event.id] = _Life(event)
         if isinstance(event, Arrived):
             self.samples[event.id] = life
-            for sample in range(event.samples if event.samples > 1 else 0):
-                self.samples[f"{event.id}/{sample}"] = life
+            self.samples.update(dict.fromkeys(sample_ids(event.id, event.samples), life))
         if self.num_live and self.last_end is not None:
             life.arrival = self.last_end
         else:

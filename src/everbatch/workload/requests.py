@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import Fields, shown
+from everbatch.base.sample_ids import sample_ids
 
 MAX_REQUESTS = 2_000_000
 MAX_TOKENS = 1 << 30
@@ -159,12 +160,11 @@ def _read_one(
         )
 
 
-def _ids_of(spec: RequestSpec) -> Iterator[str]:
+def _ids_of(spec: RequestSpec) -> list[str]:
     """Give a request's id, and those of its samples where there are several."""
-    yield spec.id
-    if spec.num_samples > 1:
-        for sample in range(spec.num_samples):
-            yield f"{spec.id}/{sample}"
+    if spec.num_samples == 1:
+        return [spec.id]
+    return [spec.id, *sample_ids(spec.id, spec.num_samples)]
 
 
 def _read_prompt(section: Fields) -> Prompt:

@@ -13,6 +13,7 @@ import pytest
 from models.network_builders import TINY, random_prompt, random_tensors
 from models.real_engine import RealEngine, RealRun, greedy, make_request, run_requests
 
+from everbatch.base.sample_ids import sample_id
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.kernels.arrays import Floats
@@ -182,7 +183,7 @@ def test_samples_say_what_single_requests_with_their_seeds_say(n: int, block_siz
 
         for sample in range(n):
             alone = text_alone(prompt, sample_params(sampling, sample))
-            assert run.texts[f"a/{sample}"] == alone
+            assert run.texts[sample_id("a", sample)] == alone
 
 
 @pytest.mark.parametrize("num_passes", [1, 2])
@@ -201,7 +202,7 @@ def test_samples_say_the_same_when_the_one_that_reads_their_prompt_leaves(num_pa
     assert run.texts["a/0"] == []
     for sample in (1, 2):
         alone = text_alone(prompt, sample_params(sampling, sample))
-        assert run.texts[f"a/{sample}"] == alone
+        assert run.texts[sample_id("a", sample)] == alone
 
 
 def test_sample_without_a_seed_draws_from_the_order_of_arrival() -> None:
@@ -338,13 +339,13 @@ def assert_as_alone(run: RealRun, requests: Sequence[EngineRequest], cut: set[st
     """Every text is the one that the request, or its sample, has alone; those in `cut` may end
     early."""
     for request in requests:
-        for sample, sample_id in enumerate(request.sample_ids):
+        for sample, id in enumerate(request.sample_ids):
             alone = text_alone(request.prompt_token_ids, sample_params(request.sampling, sample))
-            text = run.texts[sample_id]
-            assert text == alone[: len(text)], sample_id
+            text = run.texts[id]
+            assert text == alone[: len(text)], id
             if request.id not in cut:
                 assert len(text) == len(alone)
-                assert run.ends[sample_id] is FinishReason.LENGTH
+                assert run.ends[id] is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -3,11 +3,13 @@
 import pytest
 from builders import World, client, finals, make_config, run_world, spoken_text
 
+from everbatch.base.sample_ids import request_of_sample, sample_id
+
 
 def texts_of(c, counts):
     limit = c.output_tokens if c.max_tokens is None else c.max_tokens
     return {
-        f"{c.id}/{sample}": spoken_text(tuple(c.prompt), sample, min(limit, count))
+        sample_id(c.id, sample): spoken_text(tuple(c.prompt), sample, min(limit, count))
         for sample, count in enumerate(counts)
     }
 
@@ -50,7 +52,7 @@ def test_with_lives_reserved_samples_never_lack_a_block_for_their_copies():
     world = run_world(clients, num_blocks=17, max_num_seqs=6, admission="reserve")
 
     assert not [e for e in world.events if e.kind == "preempted"]
-    assert not [e for e in world.events if e.kind == "deferred" and "/" in e.id]
+    assert not [e for e in world.events if e.kind == "deferred" and request_of_sample(e.id)]
 
 
 def test_ids_of_samples_are_taken_while_they_live():
@@ -105,11 +107,11 @@ def test_one_sample_may_leave_at_any_boundary(sample, boundary):
     world.arrive()
     for _ in range(boundary):
         world.step()
-    world.engine.abort(f"a/{sample}")
+    world.engine.abort(sample_id("a", sample))
     world.run()
     ends = {id: world.ends[id][0].value for id in c.sample_ids()}
 
-    assert ends.pop(f"a/{sample}") == ("abort" if boundary < 6 else "stop")
+    assert ends.pop(sample_id("a", sample)) == ("abort" if boundary < 6 else "stop")
     assert set(ends.values()) == {"stop"}
     assert len(world.ends["a"]) == 1
     # The prompt is read once, whoever reads it.
