@@ -52,6 +52,8 @@ class Wait:
     behind: str | None
     phase: str
     """waiting, preempted (both in the queue), prefill or decode (with a slot)."""
+    by: str | None = None
+    """The sample that it waited for, which reads the prompt of both and lacked something."""
     before: list[str] = field(default_factory=list)
     """Who runs, waited for the same in the first step, and would have been served before it."""
     victims: list[str] = field(default_factory=list)
@@ -127,6 +129,8 @@ class Loss:
     needed: int
     swap_ns: int | None
     recompute_ns: int | None
+    by: str | None = None
+    """The sample that reads the prompt of both, and gave up the blocks; this one lost its slot."""
 
 
 @dataclass(slots=True, frozen=True)

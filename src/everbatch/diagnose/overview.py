@@ -21,6 +21,7 @@ from everbatch.base.events import (
     SampleFinished,
     StepRan,
 )
+from everbatch.base.sample_ids import request_of_sample
 from everbatch.diagnose.log import LogReader, Ruler, check_sizes
 
 NO_END = "no end in the log"
@@ -131,7 +132,7 @@ class Overview:
     def _of(self, id: str) -> Totals:
         known = self.totals.get(id)
         if known is None:
-            known = self.totals.get(id.rpartition("/")[0])
+            known = self.totals.get(request_of_sample(id) or id)
         if known is None:
             known = self.totals[id] = Totals(id, None)
         return known

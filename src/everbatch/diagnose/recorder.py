@@ -1,10 +1,10 @@
 """Writes down the life of one request while a log goes by, or of all samples of one.
 
-Knows what each event means for that request; what it means for the others is world's. A wait begins
-with a `deferred` event and ends with the next event of the request.
+Knows which events concern whom; scribe, what they mean for one life; world, for everybody else.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from everbatch.base.events import (
     Admitted,
@@ -19,19 +19,13 @@ from everbatch.base.events import (
     SampleFinished,
     StepRan,
 )
-from everbatch.diagnose.life import (
-    End,
-    Entry,
-    HeadSpan,
-    Lack,
-    Life,
-    Loss,
-    Refusal,
-    Run,
-    Wait,
-)
-from everbatch.diagnose.log import Ruler
-from everbatch.diagnose.world import BEHIND_HEAD, Live, World
+from everbatch.base.sample_ids import request_of_sample, sample_ids
+from everbatch.diagnose.life import Life
+from everbatch.diagnose.scribe import Scribe
+from everbatch.diagnose.world import World
+
+_Told = Admitted | Decoding | Deferred | Preempted | Finished | SampleFinished
+"""What is told of one request."""
 
 
 @dataclass(slots=True)
@@ -42,7 +36,7 @@ class Recorder:
     world: World
     begins_midway: bool = False
     """Whether the log has lost its beginning: requests may come up that never arrived in it."""
-    scribes: dict[str, "_Scribe"] = field(default_factory=dict)
+    scribes: dict[str, Scribe] = field(default_factory=dict)
     """By the id that the request, or each of its samples, runs under."""
 
     def take(self, event: Event) -> None:
@@ -54,7 +48,7 @@ class Recorder:
             case Arrived() | Rejected():
                 self._come(event)
             case Admitted() | Decoding() | Deferred() | Preempted() | Finished() | SampleFinished():
-                for scribe in self._concerned(event.id):
+                for scribe in self._concerned(event):
                     scribe.take(event)
             case _:
                 pass
@@ -67,324 +61,41 @@ class Recorder:
 
     def _come(self, event: Arrived | Rejected) -> None:
         samples = event.samples if isinstance(event, Arrived) else 1
-        ids = [f"{event.id}/{number}" for number in range(samples)] if samples > 1 else [event.id]
+        ids = sample_ids(event.id, samples)
         if self.target != event.id:
             ids = [id for id in ids if id == self.target]
         if not ids:
             return
         past = next(iter(self.scribes.values()), None)
         num_namesakes = past.life.num_namesakes + 1 if past is not None else 0
-        self.scribes = {id: _Scribe(Life(id), self.world) for id in ids}
+        self.scribes = {id: Scribe(Life(id), self.world) for id in ids}
         for scribe in self.scribes.values():
             scribe.life.num_namesakes = num_namesakes
             scribe.come(event)
 
-    def _concerned(self, id: str) -> list["_Scribe"]:
-        """Give those who write about `id`: a request's own events concern all its samples."""
-        if id in self.scribes:
-            return [self.scribes[id]]
-        concerned = [s for known, s in self.scribes.items() if known.rpartition("/")[0] == id]
-        is_ours = self.target in (id, id.rpartition("/")[0])
+    def _concerned(self, event: _Told) -> list[Scribe]:
+        """Give those who write about an event.
+
+        A request's own events concern all its samples. So does, while one of them reads the prompt
+        for all, what keeps that one waiting and what takes its slot.
+        """
+        id = event.id
+        concerned = [self.scribes[id]] if id in self.scribes else list(self._of_samples(id))
+        if isinstance(event, Deferred | Preempted):
+            followers = self.world.followers(id)
+            concerned += [
+                self.scribes[follower] for follower in followers if follower in self.scribes
+            ]
+        is_ours = self.target in (id, request_of_sample(id))
         if not concerned and self.begins_midway and is_ours:
-            self.scribes[id] = _Scribe(Life(id), self.world)
+            self.scribes[id] = Scribe(Life(id), self.world)
             return [self.scribes[id]]
         return concerned
 
-
-@dataclass(slots=True)
-class _Scribe:
-    """Writes one life."""
-
-    life: Life
-    world: World
-    _wait: Wait | None = None
-    _run: Run | None = None
-    _is_fresh: bool = False
-    """Whether the open wait still lacks what its first step used."""
-    _phase: str = "waiting"
-    _has_ended: bool = False
-    _completes: bool = False
-    """Whether the step under way completes the prompt, and emits the first output."""
-
-    @property
-    def _ruler(self) -> Ruler:
-        return self.world.ruler
-
-    def come(self, event: Arrived | Rejected) -> None:
-        life = self.life
-        life.arrival_t = life.last_t = event.t
-        life.prompt_tokens, life.max_tokens = event.prompt_tokens, event.max_tokens
-        if isinstance(event, Arrived):
-            life.priority, life.tenant = event.priority, event.tenant
-            life.num_samples = event.samples
-            return
-        self._has_ended = True
-        life.chapters.append(
-            Refusal(
-                event.t,
-                event.reason,
-                event.prompt_tokens,
-                event.max_tokens,
-                event.needed,
-                event.limit,
-            )
-        )
-
-    def take(
-        self, event: Admitted | Decoding | Deferred | Preempted | Finished | SampleFinished
-    ) -> None:
-        """Write down an event of this request."""
-        if self._has_ended:
-            return
-        self.life.last_t = event.t
-        match event:
-            case Deferred():
-                self._defer(event)
-            case Admitted():
-                self._admit(event)
-            case Decoding():
-                self._phase = "decode"
-                self._completes = event.emitted
-            case Preempted():
-                self._preempt(event)
-            case Finished() | SampleFinished():
-                self._end(event)
-
-    def step(self, event: StepRan | QuietSteps) -> None:
-        """Write down a pass: tokens of this request, or what it still waits for."""
-        if self._has_ended or self.life.last_t is None:
-            return
-        if isinstance(event, StepRan):
-            for id, _, count in event.chunks:
-                if id == self.life.id or self._shares(id):
-                    self._chunk(event, count, None if id == self.life.id else id)
-            if self.life.id in event.joined:
-                self._join(event)
-            if self.life.id in event.left and self._run is not None:
-                self._close_run(self._ruler.planned_at(event.start, event.step) - 1, event.start)
-        if self._wait is not None:
-            self._watch(self._wait, event)
-        self.life.last_t = event.t
-        self.life.last_step = self._last_step(event)
-
-    def close(self) -> None:
-        """End the open wait or run where the log ends."""
-        now = self.world.now
-        if self._has_ended or now is None or self.life.last_t is None:
-            return
-        self.life.last_t = now
-        if self._wait is not None:
-            self._wait.to_step = max(self._wait.from_step, self.life.last_step)
-            self._wait.to_t = max(now, self._wait.from_t)
-        if self._run is not None:
-            self._close_run(self.life.last_step, now)
-        known = self.world.live.get(self.life.id)
-        if known is not None:
-            self.life.num_outputs = self.world.num_outputs(known)
-
-    # What happens
-
-    def _defer(self, event: Deferred) -> None:
-        step = self._ruler.planned_at(event.t, event.step)
-        self._close_wait(step, event.t)
-        # A decode that pauses has left the decode set in this step: its event says so later.
-        self._close_run(step - 1, event.t)
-        live = self.world.live.get(event.id)
-        self._wait = Wait(
-            reason=event.reason,
-            from_step=step,
-            to_step=step,
-            from_t=event.t,
-            to_t=event.t,
-            needed=event.needed,
-            available=event.available,
-            lacking=_lack(event),
-            behind=event.behind,
-            phase=self._phase,
-        )
-        if event.reason == "cooldown":
-            self._wait.victims = [back.id for back in self.world.returns if back.how == "preempted"]
-        if live is not None and event.reason in ("token_budget", "kv_budget"):
-            self._wait.before = self.world.before(live, event.reason)
-        self._is_fresh = True
-        self.life.chapters.append(self._wait)
-
-    def _admit(self, event: Admitted) -> None:
-        step = self._ruler.planned_at(event.t, event.step)
-        self._close_wait(step, event.t, freed=True)
-        self._phase = "prefill"
-        self.life.chapters.append(
-            Entry(
-                step,
-                event.t,
-                event.slot,
-                event.cached_tokens,
-                event.computed_tokens,
-                event.resumed,
-            )
-        )
-
-    def _preempt(self, event: Preempted) -> None:
-        step = self._ruler.planned_at(event.t, event.step)
-        if event.slot is not None:
-            # Who waits already, and loses the blocks it had kept, goes on waiting for the same.
-            self._close_wait(step, event.t)
-        self._close_run(step - 1, event.t)
-        self._phase = "preempted"
-        self.life.chapters.append(
-            Loss(
-                step,
-                event.t,
-                event.way,
-                event.computed_tokens,
-                event.blocks,
-                event.slot,
-                event.requester,
-                event.needed,
-                event.swap_ns,
-                event.recompute_ns,
-            )
-        )
-
-    def _end(self, event: Finished | SampleFinished) -> None:
-        step = self._ruler.ended_at(event.t, event.step)
-        self._close_wait(step + 1, event.t)
-        self._close_run(step, event.t)
-        is_own = event.id == self.life.id
-        if not is_own and self.life.num_samples > 1 and self.life.runs():
-            # The whole request has ended; this sample had before.
-            return
-        self._has_ended = True
-        self.life.last_step = step
-        self.life.num_outputs = event.output_tokens
-        self.life.chapters.append(
-            End(
-                step,
-                event.t,
-                event.reason,
-                event.output_tokens,
-                event.cached_tokens,
-                event.recomputed_tokens,
-                event.preemptions,
-                event.message,
-            )
-        )
-        is_whole = self.life.arrival_t is not None
-        if is_whole and self.life.first_token_t is None and event.output_tokens:
-            # Its first output was its last.
-            self.life.first_token_t = self.life.runs()[-1].to_t
-
-    # Steps
-
-    def _chunk(self, event: StepRan, count: int, by: str | None) -> None:
-        step = self._ruler.planned_at(event.start, event.step)
-        self._close_wait(step, event.start, freed=True, is_past=True)
-        live = self.world.live.get(self.life.id)
-        is_rebuild = live is not None and live.outputs > 0 and not self._completes
-        kind = "rebuild" if is_rebuild else "prefill"
-        run = self._run
-        if run is not None and (run.kind, run.by, run.to_step) == (kind, by, step - 1):
-            run.to_step, run.to_t = step, event.t
-            run.tokens += count
-            run.num_passes += 1
-        else:
-            self._close_run(step - 1, event.start)
-            self._run = Run(kind, step, step, event.start, event.t, count, 1, by)
-            self.life.chapters.append(self._run)
-        if self._completes and self.life.first_token_t is None:
-            self.life.first_token_t = event.t
-        self._completes = False
-
-    def _join(self, event: StepRan) -> None:
-        step = self._ruler.planned_at(event.start, event.step)
-        self._close_wait(step, event.start, freed=True, is_past=True)
-        self._close_run(step - 1, event.start)
-        self._run = Run("decode", step, step, event.start, event.t, 0, 0)
-        self.life.chapters.append(self._run)
-        self._phase = "decode"
-
-    def _watch(self, wait: Wait, event: StepRan | QuietSteps) -> None:
-        """Keep what the first step of a wait used, and who heads the queue meanwhile."""
-        is_fresh, self._is_fresh = self._is_fresh, False
-        if is_fresh:
-            wait.usage = self.world.usage(event)
-        if wait.reason != BEHIND_HEAD and (wait.behind is None or not is_fresh):
-            return
-        head = self._head(wait)
-        first, last = self._ruler.planned_at(event.start, event.step), self._last_step(event)
-        if head is None or head.obstacle is None or head.id == self.life.id:
-            return
-        known = wait.heads[-1] if wait.heads else None
-        span = self._head_span(head, head.obstacle, first, last)
-        if known is not None and (known.id, known.since_step) == (span.id, span.since_step):
-            wait.heads[-1] = replace(known, to_step=last)
-        else:
-            wait.heads.append(span)
-
-    def _head(self, wait: Wait) -> Live | None:
-        """Give the head: the one that was named, while it still is an obstacle, or another."""
-        named = self.world.live.get(wait.behind or "")
-        if named is not None and named.obstacle is not None:
-            is_waiting = named.slot is None and named.obstacle.reason != BEHIND_HEAD
-            if is_waiting or wait.reason != BEHIND_HEAD:
-                return named
-        return self.world.head()
-
-    def _head_span(self, head: Live, obstacle: Deferred, first: int, last: int) -> HeadSpan:
-        return HeadSpan(
-            id=head.id,
-            reason=obstacle.reason,
-            needed=obstacle.needed,
-            available=obstacle.available,
-            lacking=_lack(obstacle),
-            behind=obstacle.behind,
-            since_step=self._ruler.planned_at(obstacle.t, obstacle.step),
-            from_step=first,
-            to_step=last,
-        )
-
-    def _last_step(self, event: StepRan | QuietSteps) -> int:
-        count = event.count if isinstance(event, QuietSteps) else 1
-        return self._ruler.ended_at(event.t, event.step + count - 1)
-
-    def _close_wait(self, step: int, t: int, *, freed: bool = False, is_past: bool = False) -> None:
-        """End the open wait before `step`; `is_past`: that step has run already."""
-        wait, self._wait = self._wait, None
-        if wait is None:
-            return
-        wait.to_step, wait.to_t = max(wait.from_step, step - 1), t
-        wait.is_open = False
-        if freed:
-            world = self.world
-            wait.freed = list(world.earlier_returns if is_past else world.returns)
-
-    def _close_run(self, step: int, t: int) -> None:
-        run, self._run = self._run, None
-        if run is None or run.kind != "decode":
-            return
-        if step < run.from_step:
-            # It was taken out of the step in which it would have joined.
-            self.life.chapters.remove(run)
-            return
-        run.to_step, run.to_t = step, t
-        run.tokens = run.num_passes = run.num_steps
-
-    def _shares(self, id: str) -> bool:
-        """Whether another sample computes the prompt that this one waits for with its slot."""
-        is_sibling = id.rpartition("/")[0] == self.life.id.rpartition("/")[0]
-        return self.life.num_samples > 1 and is_sibling and self.life.first_token_t is None
-
-
-def _lack(event: Deferred) -> Lack:
-    """Give what a request lacked; of an older log what its reason tells."""
-    lacking = Lack(event.lacking_slots, event.lacking_tokens, event.lacking_blocks)
-    if lacking or event.behind is not None:
-        return lacking
-    missing = max(0, event.needed - event.available)
-    match event.reason:
-        case "sequence_budget":
-            return Lack(slots=missing)
-        case "kv_budget":
-            return Lack(blocks=missing)
-        case _:
-            return lacking
+    def _of_samples(self, id: str) -> Iterator[Scribe]:
+        """Give those who write about samples of this request."""
+        for known, scribe in self.scribes.items():
+            # A request of one sample may be called as if it were a sample of another.
+            may_be = scribe.life.num_samples > 1 or scribe.life.arrival_t is None
+            if may_be and request_of_sample(known) == id:
+                yield scribe

@@ -149,6 +149,8 @@ class Teller:
 
     def _wait(self, life: Life, wait: Wait) -> Row:
         text, details = self._reason(wait)
+        if wait.by is not None:
+            details.insert(0, f"so did {wait.by}, which reads the prompt for all")
         details += self._cure(wait)
         if wait.freed and not wait.is_open:
             details.append(f"it went on after {_returns(wait.freed)}")
@@ -281,6 +283,8 @@ class Teller:
 
     def _loss(self, life: Life, loss: Loss) -> tuple[str, list[str]]:
         gave = f"gave up {counted(loss.blocks, 'block')}"
+        if loss.by is not None:
+            gave = f"{loss.by}, which reads the prompt for all, {gave}"
         blocks = counted(loss.needed, "block")
         if loss.slot is None:
             text = f"lost the blocks it had kept: {self._cause(life, loss, blocks)}"
@@ -305,6 +309,8 @@ class Teller:
             return "nobody could run, so one had to yield"
         if loss.requester == life.id:
             return f"it needed {blocks} itself, none was free, and it is the one to yield"
+        if loss.by is not None and loss.requester == loss.by:
+            return f"{loss.by} needed {blocks}, none was free, and its samples are to yield"
         return f"{loss.requester} needed {blocks} and none was free"
 
 

@@ -23,6 +23,7 @@ from everbatch.base.events import (
     SampleFinished,
     StepRan,
 )
+from everbatch.base.sample_ids import request_of_sample, sample_ids
 from everbatch.base.units import div_ceil
 from everbatch.diagnose.log import Ruler
 
@@ -58,7 +59,7 @@ class Live:
     @property
     def samples(self) -> list[str]:
         """Its samples that live, by number: until they fork the first reads the prompt."""
-        ids = (f"{self.id}/{number}" for number in range(self.num_samples))
+        ids = sample_ids(self.id, self.num_samples)
         return [id for id in ids if id not in self.ended_samples]
 
 
@@ -171,6 +172,13 @@ class World:
             and live.obstacle.reason == reason
         ]
 
+    def followers(self, id: str) -> list[str]:
+        """Name the samples that wait for `id` to read the prompt of them all; it may be none."""
+        whole = self._whole(id)
+        if whole is None or whole.has_forked or whole.samples[:1] != [id]:
+            return []
+        return whole.samples[1:]
+
     # Following
 
     def _arrive(self, event: Arrived) -> None:
@@ -222,8 +230,8 @@ class World:
 
     def _whole(self, id: str) -> Live | None:
         """Give the request that `id` is a sample of; None if it is none, or nothing is known."""
-        group, _, number = id.rpartition("/")
-        whole = self.live.get(group) if number.isdigit() else None
+        group = request_of_sample(id)
+        whole = None if group is None else self.live.get(group)
         return whole if whole is not None and whole.num_samples > 1 else None
 
     def _follows(self, id: str) -> bool:

@@ -8,7 +8,7 @@ from unit.diagnose.logs import changed, life_of, log_of, log_with_leavers, reque
 
 from everbatch.base.errors import EventLogError, EverbatchError
 from everbatch.diagnose.explain import UnknownRequest, explain
-from everbatch.diagnose.life import Lack, sums
+from everbatch.diagnose.life import Lack, Life, sums
 from everbatch.diagnose.log import SIZES, Ruler
 from everbatch.diagnose.sentences import Teller
 
@@ -167,6 +167,79 @@ def test_a_sample_that_yields_after_others_took_over_leaves_them_their_slots():
     wait = life.waits()[0]
 
     assert (wait.phase, wait.usage.slots) == ("preempted", ((0, "b"), (2, "a/1")))
+
+
+PROMPT_LOST = {"num_blocks": 8, "max_num_batched_tokens": 3, "admission": "now"}
+"""The prompt of "b" takes many steps, and is preempted by the growing "a" before it is read."""
+
+
+def lives_of_a_lost_prompt(leaving: dict[int, str], **engine) -> list[Life]:
+    clients = [client("a", 4, 12), client("b", 20, 3, n=3, arrival=1)]
+    return explain(log_with_leavers(leaving, *clients, **PROMPT_LOST | engine), "b").lives
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("extent", ["whole", "tail"])
+def test_samples_yield_and_wait_with_the_one_that_reads_their_prompt(mode, extent):
+    options = {"preemption_mode": mode, "preemption_extent": extent, "num_host_blocks": 9}
+    reader, *others = lives_of_a_lost_prompt({}, **options)
+
+    for life in others:
+        first_decode = [what for what, _, _ in told(life)].index("decode")
+        assert told(life)[:first_decode] == told(reader)[:first_decode]
+        assert {loss.by for loss in life.losses()} == {"b/0"}
+        assert [wait.by for wait in life.waits()] == ["b/0"] * len(life.waits())
+    assert [wait.reason for wait in reader.waits()][0] == "cooldown"
+    assert {loss.by for loss in reader.losses()} == {None}
+    # Each lost a slot of its own.
+    assert [life.losses()[0].slot for life in (reader, *others)] == [1, 2, 3]
+
+
+def test_one_sample_asked_about_alone_is_told_the_same():
+    clients = [client("a", 4, 12), client("b", 20, 3, n=2, arrival=1)]
+    log = log_with_leavers({}, *clients, **PROMPT_LOST)
+
+    assert life_of(log, "b/1") == explain(log, "b").lives[1]
+
+
+def test_after_a_hand_over_samples_wait_with_the_one_that_reads_now():
+    _, reader, follower = lives_of_a_lost_prompt({3: "b/0"})
+
+    assert [loss.by for loss in reader.losses()] == [None]
+    assert [loss.by for loss in follower.losses()] == ["b/1"]
+    assert [run.by for run in follower.runs()[:3]] == ["b/0", "b/1", "b/1"]
+
+
+def test_once_the_prompt_is_read_each_sample_yields_alone():
+    lives = lives_of_a_lost_prompt({}, preemption_trigger="stall")
+
+    assert all(life.losses() for life in lives)
+    assert {loss.by for life in lives for loss in life.losses()} == {None}
+
+
+def test_what_a_sample_waited_with_is_said():
+    clients = [client("a", 4, 12), client("b", 20, 3, n=2, arrival=1)]
+    explanation = explain(log_with_leavers({}, *clients, **PROMPT_LOST), "b/1")
+    [life] = explanation.lives
+    rows = Teller(explanation.config, Ruler(is_steps=False)).rows(life)
+    details = [detail for row in rows for detail in row.details]
+
+    assert "so did b/0, which reads the prompt for all" in details
+    assert (
+        "b/0, which reads the prompt for all, gave up 5 blocks; 18 tokens must be computed again"
+        in details
+    )
+
+
+def test_a_request_whose_id_looks_like_a_sample_s_is_not_taken_for_one():
+    life = life_of(log_of(request("a", 4, 9), request("a/1", 4, 3)), "a/1")
+
+    assert told(life) == [
+        ("admitted", 1, 1),
+        ("prefill", 1, 1),
+        ("decode", 2, 3),
+        ("finished", 3, 3),
+    ]
 
 
 def test_a_sample_that_leaves_its_prompt_to_another_gives_back_its_slot_alone():
