@@ -2,6 +2,7 @@
 
 Belongs here: reading A and B, refusing what cannot be compared, printing. Not here: comparing
 (sim.comparison). A and B are scenario files, names of built-in ones, or saved --json summaries.
+Each is read once, so that it may come from a pipe.
 """
 
 import json
@@ -12,10 +13,14 @@ from pathlib import Path
 import click
 
 from everbatch.base.errors import ConfigError
+from everbatch.cli.run_progress import run_progress
 from everbatch.sim.comparison import Comparison, check_summary, compare
-from everbatch.sim.run import simulate
+from everbatch.sim.run import RunOptions, simulate
 from everbatch.sim.summary import Summary
 from everbatch.workload.builtin_scenarios import find_scenario
+from everbatch.workload.scenario import Scenario, parse_file, read_text
+
+STANDARD_INPUT = "-"
 
 
 @click.command("compare", short_help="Put two simulated runs side by side.")
@@ -39,8 +44,12 @@ def command(a: str, b: str | None, settings: tuple[str, ...], anyway: bool, as_j
     """
     if b is None and not settings:
         raise click.UsageError("give B, or options of A to --set")
-    run_a, run_b = _load(a), _load(a if b is None else b, settings)
-    b = " ".join([a if b is None else b, *settings])
+    if a == b == STANDARD_INPUT:
+        raise ConfigError("A and B are both standard input, which ends after A: save one of them")
+    given_a = _read(a)
+    given_b = given_a if b is None else _read(b)
+    run_a, run_b = _run(given_a, a), _run(given_b, b or a, settings)
+    b = " ".join([b or a, *settings])
     result = compare(run_a, run_b)
     if result.obstacles and not anyway:
         told = "; ".join(f"{fact.name}: {fact.a} in A, {fact.b} in B" for fact in result.obstacles)
@@ -54,30 +63,38 @@ def command(a: str, b: str | None, settings: tuple[str, ...], anyway: bool, as_j
     _print(a, b, result)
 
 
-def _load(name: str, settings: Sequence[str] = ()) -> Summary:
-    """Run a scenario, with options set otherwise, or read a saved summary."""
-    path = Path(name)
-    saved = _saved_summary(path) if path.is_file() else None
-    if saved is None:
-        return simulate(find_scenario(name).with_settings(settings))
+def _read(name: str) -> Scenario | Summary:
+    """Read a scenario, or a saved summary."""
+    path = Path("/dev/stdin" if name == STANDARD_INPUT else name)
+    if not path.exists() or path.is_dir():
+        return find_scenario(name)
+    text = read_text(path)
+    saved = _saved_summary(text, str(path))
+    return parse_file(text, path) if saved is None else saved
+
+
+def _run(given: Scenario | Summary, name: str, settings: Sequence[str] = ()) -> Summary:
+    """Run a scenario, with options set otherwise; a summary is of a run already."""
+    if isinstance(given, Scenario):
+        scenario = given.with_settings(settings)
+        with run_progress(scenario) as tell:
+            return simulate(scenario, options=RunOptions(progress=tell))
     if settings:
         raise ConfigError(
-            f"{path} is the summary of a run that is over: nothing can be --set in it"
+            f"{name} is the summary of a run that is over: nothing can be --set in it"
         )
-    return saved
+    return given
 
 
-def _saved_summary(path: Path) -> Summary | None:
-    """Read a summary; None if the file is a scenario, which its own reader judges."""
+def _saved_summary(text: str, source: str) -> Summary | None:
+    """Read a summary; None if the text is a scenario, which its own reader judges."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path} ({error.strerror})") from error
+        data = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if isinstance(data, dict) and "engine" in data:
         return None
-    return check_summary(data, str(path))
+    return check_summary(data, source)
 
 
 def _print(a: str, b: str, result: Comparison) -> None:

@@ -16,6 +16,7 @@ import click
 from everbatch import __version__
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import counted
+from everbatch.cli.run_progress import reading_progress, run_progress
 from everbatch.sim.comparison import Comparison, compare
 from everbatch.sim.decisions import DecisionCheck
 from everbatch.sim.recorded import RecordedLog, RecordedStepTimes, read_log, recorded_events
@@ -61,14 +62,16 @@ def command(
 
     With nothing set the recorded decisions are to come out again, and it says whether they do.
     """
-    recorded = read_log(log)
+    with reading_progress(log) as tell:
+        recorded = read_log(log, tell)
     scenario = _other(recorded.scenario, settings, clock)
     original, check = _replay(log, recorded)
     if scenario is None:
         changed, comparison = None, None
     else:
-        base = original if not settings or clock is None else simulate(_timed(recorded, clock))
-        changed = simulate(scenario)
+        is_same = not settings or clock is None
+        base = original if is_same else _simulate(_timed(recorded, clock), "on the other clock")
+        changed = _simulate(scenario, "otherwise")
         comparison = compare(base, changed)
         # Other slots are an option here, and another clock was asked for.
         comparison.obstacles.clear()
@@ -85,9 +88,16 @@ def _replay(path: Path, recorded: RecordedLog) -> tuple[Summary, _Check]:
     decisions = DecisionCheck(recorded_events(path))
     is_steps = recorded.scenario.clock.unit.is_steps
     times = None if is_steps else RecordedStepTimes(recorded.durations)
-    summary = simulate(recorded.scenario, None, [decisions], RunOptions(times))
+    with run_progress(recorded.scenario, "as recorded") as tell:
+        options = RunOptions(times, progress=tell)
+        summary = simulate(recorded.scenario, None, [decisions], options)
     digest = decisions.close()
     return summary, _Check(digest, decisions.num_decisions, decisions.difference)
+
+
+def _simulate(scenario: Scenario, what: str) -> Summary:
+    with run_progress(scenario, what) as tell:
+        return simulate(scenario, options=RunOptions(progress=tell))
 
 
 def _other(scenario: Scenario, settings: Sequence[str], clock: str | None) -> Scenario | None:

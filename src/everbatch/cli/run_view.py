@@ -84,6 +84,12 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
         console.print(_horizons(summary))
     if summary["steps"] <= MAX_TIMELINE_STEPS:
         _print_timeline(timeline, summary["steps"], slots, console)
+    else:
+        console.print(
+            f"\n(no timeline of slots: a picture of more than {MAX_TIMELINE_STEPS:,} steps tells "
+            "nothing; --horizon stops earlier, --perfetto FILE shows all)",
+            soft_wrap=True,
+        )
     if "requests" in summary:
         end = summary["steps"] if summary["duration_s"] is None else summary["duration_s"]
         _print_requests(summary["requests"], end, console)

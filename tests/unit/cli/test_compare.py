@@ -1,6 +1,7 @@
 """`everbatch compare`: what differs, who pays, and what is refused."""
 
 import json
+import os
 import re
 
 import pytest
@@ -255,3 +256,45 @@ def test_runs_on_a_clock_of_seconds_differ_in_seconds(tmp_path):
     assert fate["id"] == "c"
     assert fate["first_token"][0] == pytest.approx(0.028)
     assert fate["delay"] == pytest.approx(fate["finished"][1] - fate["finished"][0])
+
+
+@pytest.fixture
+def piped():
+    """Gives a text to read from a pipe, once, as `compare <(…)` and standard input do."""
+    opened = []
+
+    def pipe(text: str) -> str:
+        reading, writing = os.pipe()
+        opened.append(reading)
+        os.write(writing, text.encode())
+        os.close(writing)
+        return f"/dev/fd/{reading}"
+
+    yield pipe
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def test_what_comes_from_a_pipe_is_read_once_for_both_runs(write, piped):
+    path = write("a.json")
+    from_pipe = compared(piped(scenario_text(REQUESTS)), "--set", "num_blocks=5")
+    from_file = compared(path, "--set", "num_blocks=5")
+
+    assert from_pipe["figures"] == from_file["figures"]
+    assert from_pipe["figures"]
+
+
+def test_a_summary_may_come_from_a_pipe(write, piped):
+    path = write("a.json", num_blocks=4)
+    summary = everbatch("simulate", path, "--json").out
+    result = compared(piped(summary), write("b.json"))
+
+    assert result["config"] == [{"name": "num_blocks", "a": 4, "b": 64}]
+    assert result["num_gaining"] == 2
+
+
+def test_standard_input_is_one_of_the_two_at_most():
+    answer = everbatch("compare", "-", "-")
+
+    assert answer.status == 2
+    assert "save one of them" in answer.err

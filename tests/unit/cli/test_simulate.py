@@ -345,3 +345,13 @@ def test_a_dash_is_standard_input(scenario):
     summary = json.loads(given.stdout)
 
     assert (summary["scenario"], list(summary["requests"])) == ("stdin", ["a", "b"])
+
+
+@pytest.mark.parametrize(("steps", "has_timeline"), [(10_000, True), (10_001, False)])
+def test_a_timeline_that_is_left_out_is_mentioned(tmp_path, steps, has_timeline):
+    path = tmp_path / "s.json"
+    path.write_text(scenario_text(run={"horizon": steps}), encoding="utf-8")
+    out = everbatch("simulate", path).out
+
+    assert ("slot 1" in out) is has_timeline
+    assert ("no timeline of slots" in out) is not has_timeline
