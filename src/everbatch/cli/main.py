@@ -25,6 +25,7 @@ _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 COMMANDS = {
     "serve": "Serve a model through an OpenAI-compatible HTTP API.",
     "chat": "Talk to a running server in the terminal.",
+    "bench": "Measure a running server under load.",
     "generate": "Answer a file of prompts and write JSON Lines.",
     "simulate": "Run a scenario on a virtual clock, without a model.",
     "explain": "Say why a request waited, from an event log or a running server.",
