@@ -23,7 +23,7 @@ UNSURE = 0.25
 WITHOUT_PROMPT = "decodes alone"
 WITH_PROMPT = "with a prompt"
 ALL = "all"
-_UNITS = {
+UNITS = {
     "decode_step": "a step of decodes",
     "prompt_step": "a step with a prompt",
     "decode": "a request that decodes",
@@ -52,7 +52,7 @@ class Calibration:
         return [
             (
                 name,
-                _UNITS[name],
+                UNITS[name],
                 getattr(self.fit.prices, name),
                 self.fit.standard_errors.get(name),
                 self.fit.num_seen[name],
@@ -157,7 +157,7 @@ def _notes(logs: Sequence[MeasuredLog], fit: Fit) -> list[str]:
             f"simulated, clock {logs[0].clock}: the profile describes that model of step time, not "
             "a machine"
         )
-    for name, unit in _UNITS.items():
+    for name, unit in UNITS.items():
         price, error = getattr(fit.prices, name), fit.standard_errors.get(name)
         if not fit.num_seen[name]:
             continue

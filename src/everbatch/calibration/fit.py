@@ -65,9 +65,16 @@ class Fit:
 
 def fit_prices(lines: Sequence[MeasuredSteps]) -> Fit:
     """Fit prices to lines of steps, of which there must be one at least."""
-    counts = counts_of(lines)
     times = np.array([line.duration_ns for line in lines], dtype=np.float64)
     num_steps = np.array([line.count for line in lines], dtype=np.float64)
+    return fit_counts(counts_of(lines), times, num_steps)
+
+
+def fit_counts(counts: Array, times: Array, num_steps: Array) -> Fit:
+    """Fit prices to `counts` [measurement, price] that took `times` [measurement], nanoseconds.
+
+    A measurement weighs as much as `num_steps` of it.
+    """
     # Columns of like size: context comes in thousands, pairs in millions.
     scale = np.maximum(counts.max(axis=0), 1.0)
     columns = counts / scale

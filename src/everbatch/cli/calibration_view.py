@@ -3,12 +3,17 @@
 Belongs here: what stands where, and wording. Not here: fitting (calibration).
 """
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 
 from everbatch.base.units import NS_PER_MS, counted
-from everbatch.calibration.calibrate import Calibration
+from everbatch.calibration.calibrate import UNITS, Calibration
+from everbatch.calibration.fit import PRICES
+from everbatch.calibration.requests import POINTS, RequestCalibration
 from everbatch.cli.run_view import make_console
+from everbatch.costs.profile import Profile
 
 _NS_PER_US = 1_000
 _COUNTS = {
@@ -43,7 +48,27 @@ def print_calibration(calibration: Calibration, console: Console | None = None) 
     console.print()
     console.print(_errors(calibration))
     console.print()
-    console.print(_region(calibration))
+    console.print(_region(calibration.profile))
+
+
+def print_request_calibration(made: RequestCalibration, console: Console | None = None) -> None:
+    """Print everything about a fit to a log of requests."""
+    console = console or make_console()
+    console.print(
+        f"{made.profile.source}: {counted(made.num_fitted, 'request')} fitted, "
+        f"{made.num_held_out:,} held out; {counted(made.num_rounds, 'round')} of simulating and "
+        "fitting\n"
+    )
+    console.print(_request_prices(made))
+    for note in made.notes:
+        console.print(note)
+    console.print()
+    console.print(_request_errors(made))
+    console.print(
+        f"\nthe whole log, simulated: {counted(made.num_steps, 'step')}, "
+        f"{counted(made.num_preemptions, 'preemption')}\n"
+    )
+    console.print(_region(made.profile, made.num_outside))
 
 
 def duration(ns: float) -> str:
@@ -85,11 +110,38 @@ def _errors(calibration: Calibration) -> Table:
     return table
 
 
-def _region(calibration: Calibration) -> Table:
+def _request_prices(made: RequestCalibration) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("price")
+    table.add_column("of")
+    table.add_column("each", justify="right")
+    if made.sheet is not None:
+        table.add_column("data sheet", justify="right")
+    for name in PRICES[:-1]:
+        told = [] if made.sheet is None else [duration(getattr(made.sheet, name))]
+        table.add_row(name, UNITS[name], duration(getattr(made.prices, name)), *told)
+    return table
+
+
+def _request_errors(made: RequestCalibration) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("simulated / recorded - 1")
+    for point in ("", *POINTS):
+        table.add_column(point, justify="left" if not point else "right")
+    for kind, errors in made.errors.items():
+        for measure, of in errors.items():
+            table.add_row(kind, measure.upper(), *(f"{of[point]:+.2%}" for point in POINTS))
+    return table
+
+
+def _region(profile: Profile, num_outside: Mapping[str, int] | None = None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("covered, in a step that has any")
     table.add_column("from", justify="right")
     table.add_column("to", justify="right")
-    for name, (low, high) in calibration.profile.region.ranges.items():
-        table.add_row(_COUNTS[name], f"{low:,}", f"{high:,}")
+    if num_outside is not None:
+        table.add_column("steps of the log outside", justify="right")
+    for name, (low, high) in profile.region.ranges.items():
+        told = [] if num_outside is None else [f"{num_outside.get(name, 0):,}"]
+        table.add_row(_COUNTS[name], f"{low:,}", f"{high:,}", *told)
     return table

@@ -1,0 +1,296 @@
+"""Makes a profile of a log of requests: the simulator says what was done, the log how long it took.
+
+From when a request came to its first token, and from there to its last, the engine ran steps. A
+simulated run of the same requests tells which: so many without a prompt, so many decodes, tokens,
+pairs. The sum of their prices is what the log says it took, one equation a stamp, linear in the
+prices. What runs when depends on the prices a little, so the run is repeated with those that were
+found until they hold. Belongs here: equations, rounds, errors on what was not seen. Not here:
+arithmetic (fit), runs (request_runs), reading (request_log).
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from everbatch.base.errors import ConfigError
+from everbatch.calibration.data_sheet import sheet_prices
+from everbatch.calibration.fit import PRICES, Array, fit_counts
+from everbatch.calibration.request_log import RecordedRequest, RequestLog
+from everbatch.calibration.request_runs import RecordedRun, SimulatedStamps, run_requests
+from everbatch.costs.fitted import FittedStepTime, Prices, Region
+from everbatch.costs.profile import Profile
+from everbatch.workload.scenario import Scenario
+
+SHARE = 0.35
+"""Of the requests, in the order in which they ended: those that are fitted to."""
+MIN_REQUESTS = 20
+MAX_ROUNDS = 12
+SETTLED = 1e-3
+"""Prices hold if no stamp moves by more than this fraction."""
+LEANING = 1.0
+"""A price of the data sheet counts as so many stamps."""
+SPARE_TIME = 1.5
+"""A run may be so many times as long as what was recorded before it is given up."""
+MEASURES = ("ttft", "tpot", "e2e")
+POINTS = ("mean", "p50", "p90", "p95", "p99")
+
+Errors = dict[str, dict[str, float]]
+"""By measure and point: simulated / recorded - 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCalibration:
+    """A profile and what it is worth."""
+
+    profile: Profile
+    sheet: Prices | None
+    """What the fit leaned on."""
+    num_fitted: int
+    """Requests that had ended before the cut."""
+    num_held_out: int
+    num_rounds: int
+    errors: dict[str, Errors]
+    """Of the requests held out, of all."""
+    num_preemptions: int
+    num_outside: dict[str, int]
+    """Steps of the whole run outside the region, by what."""
+    num_steps: int
+    notes: list[str]
+
+    @property
+    def prices(self) -> Prices:
+        return self.profile.prices
+
+    def facts(self) -> dict[str, object]:
+        """Give everything for programs."""
+        return {
+            "prices_ns": asdict(self.prices),
+            "data_sheet_ns": None if self.sheet is None else asdict(self.sheet),
+            "num_fitted": self.num_fitted,
+            "num_held_out": self.num_held_out,
+            "num_rounds": self.num_rounds,
+            "errors": self.errors,
+            "num_preemptions": self.num_preemptions,
+            "region": {name: list(seen) for name, seen in self.profile.region.ranges.items()},
+            "num_steps": self.num_steps,
+            "num_outside": self.num_outside,
+            "notes": self.notes,
+        }
+
+
+def calibrate_requests(
+    log: RequestLog, scenario: Scenario, version: str, share: float = SHARE
+) -> RequestCalibration:
+    """Fit a profile to the first `share` of a log; ConfigError says what it lacks.
+
+    The scenario tells the engine's options, and its device and model where it has them.
+    """
+    cut = _cut(log, share)
+    sheet = sheet_prices(scenario.hardware, scenario.model)
+    fit = _Rounds(log, scenario, cut, sheet)
+    prices, num_rounds = fit.settle(sheet or _rough_prices(log.requests))
+    whole = run_requests(scenario, log.requests, _step_time(prices), has_queued=log.has_queued)
+    seen = [w for w, end in zip(whole.record.works, whole.record.ends, strict=True) if end <= cut]
+    region = Region.of(seen)
+    held_out = [one.last_ns > cut for one in log.requests]
+    everybody = [True] * len(held_out)
+    errors = {
+        "held out": stamp_errors(log.requests, whole.stamps, held_out),
+        "all": stamp_errors(log.requests, whole.stamps, everybody),
+    }
+    outside = _outside(region, whole)
+    profile = Profile(
+        prices,
+        region,
+        {f"{m}_{p}": round(e, 6) for m, of in errors["held out"].items() for p, e in of.items()},
+        log.name,
+        {
+            "everbatch": version,
+            "logs": [{"file": log.name, "date": log.date, "config": asdict(scenario.engine)}],
+            "share": share,
+        },
+    )
+    return RequestCalibration(
+        profile,
+        sheet,
+        len(held_out) - sum(held_out),
+        sum(held_out),
+        num_rounds,
+        errors,
+        whole.num_preemptions,
+        outside,
+        len(whole.record.works),
+        _notes(log, sheet, prices),
+    )
+
+
+def stamp_errors(
+    requests: Sequence[RecordedRequest],
+    stamps: Sequence[SimulatedStamps],
+    chosen: Sequence[bool],
+) -> Errors:
+    """Compare a whole run with what was recorded, over the chosen requests, of which one at least.
+
+    TTFT and E2E count from when the engine knew of a request; TPOT is of those with two outputs.
+    """
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in MEASURES}
+    for one, stamp, is_chosen in zip(requests, stamps, chosen, strict=True):
+        if not is_chosen:
+            continue
+        assert stamp.first_ns is not None and stamp.last_ns is not None
+        pairs = {
+            "ttft": (stamp.first_ns - stamp.queued_ns, one.ttft_ns),
+            "e2e": (stamp.last_ns - stamp.queued_ns, one.e2e_ns),
+        }
+        num_gaps = one.spec.output_tokens - 1
+        if num_gaps:
+            gaps = (stamp.last_ns - stamp.first_ns, one.decode_ns)
+            pairs["tpot"] = (gaps[0] / num_gaps, gaps[1] / num_gaps)  # type: ignore[assignment]
+        for name, (simulated, recorded) in pairs.items():
+            times[name][0].append(simulated)
+            times[name][1].append(recorded)
+    return {
+        name: {point: _at(simulated, point) / _at(recorded, point) - 1 for point in POINTS}
+        for name, (simulated, recorded) in times.items()
+        if recorded
+    }
+
+
+class _Rounds:
+    """Repeats runs and fits until the prices hold."""
+
+    def __init__(self, log: RequestLog, scenario: Scenario, cut: int, sheet: Prices | None) -> None:
+        self._log = log
+        self._scenario = scenario
+        self._cut = cut
+        self._sheet_rows, self._sheet_times = _leaning(sheet)
+
+    def settle(self, prices: Prices) -> tuple[Prices, int]:
+        """Give the prices whose run is nearest to what was recorded, and how many runs it took."""
+        best, least = prices, np.inf
+        for num_rounds in range(1, MAX_ROUNDS + 1):
+            counts, times, simulated = self._equations(self._run(prices))
+            error = float(np.minimum(np.abs(simulated / times - 1), 1).mean())
+            if error < least:
+                best, least = prices, error
+            found = self._fit(counts, times)
+            moved = np.abs((counts * _vector(found)).sum(axis=1) / simulated - 1)
+            if moved.max() < SETTLED or num_rounds == MAX_ROUNDS:
+                break
+            prices = found
+        return best, num_rounds
+
+    def _run(self, prices: Prices) -> RecordedRun:
+        return run_requests(
+            self._scenario,
+            self._log.requests,
+            _step_time(prices),
+            round(SPARE_TIME * self._cut),
+            has_queued=self._log.has_queued,
+        )
+
+    def _fit(self, counts: Array, times: Array) -> Prices:
+        """Fit to the stamps and, weakly, to the data sheet."""
+        weights = np.full(len(times) + len(self._sheet_times), LEANING)
+        weights[: len(times)] = 1.0
+        rows = np.vstack([counts, self._sheet_rows])
+        return fit_counts(rows, np.concatenate([times, self._sheet_times]), weights).prices
+
+    def _equations(self, run: RecordedRun) -> tuple[Array, Array, Array]:
+        """Give what was done for each stamp [stamp, price], how long it took, and takes there.
+
+        A stamp that the run had not reached when it was given up is left out.
+        """
+        rows: list[Array] = []
+        times: list[tuple[int, int]] = []
+        for one, stamp in zip(self._log.requests, run.stamps, strict=True):
+            if one.first_ns > self._cut or stamp.first_ns is None:
+                continue
+            first = run.done_until(stamp.first_ns)
+            rows.append(first - run.done_until(stamp.queued_ns))
+            times.append((one.ttft_ns, stamp.first_ns - stamp.queued_ns))
+            if one.last_ns <= self._cut and stamp.last_ns is not None and one.decode_ns:
+                rows.append(run.done_until(stamp.last_ns) - first)
+                times.append((one.decode_ns, stamp.last_ns - stamp.first_ns))
+        if len(rows) < MIN_REQUESTS:
+            raise ConfigError(
+                f"{self._log.name}: the engine of this scenario reaches {len(rows):,} of its "
+                f"stamps in time, a fit needs {MIN_REQUESTS}: are num_blocks, max_num_seqs and "
+                "max_num_batched_tokens those of the engine that wrote the log?"
+            )
+        recorded, simulated = np.array(times, dtype=np.float64).T
+        return np.array(rows), recorded, np.maximum(simulated, 1.0)
+
+
+def _cut(log: RequestLog, share: float) -> int:
+    """Give the moment by which so many requests had ended, or more, if several did at once."""
+    ends = sorted(one.last_ns for one in log.requests)
+    number = int(share * len(ends))
+    if number < MIN_REQUESTS or ends[number - 1] == ends[-1]:
+        raise ConfigError(
+            f"{log.name} has {len(ends):,} requests, of which {share:.0%} are {number:,}: a fit "
+            f"needs {MIN_REQUESTS} that have ended, and some that it does not see: take another "
+            "share, or a longer log"
+        )
+    return ends[number - 1]
+
+
+def _leaning(sheet: Prices | None) -> tuple[Array, Array]:
+    """Give each price of the data sheet as a measurement of itself alone."""
+    if sheet is None:
+        return np.zeros((0, len(PRICES))), np.zeros(0)
+    prices = _vector(sheet)
+    told = np.flatnonzero(prices)
+    return np.diag(1e9 / np.maximum(prices, 1e-9))[told], np.full(len(told), 1e9)
+
+
+def _rough_prices(requests: Sequence[RecordedRequest]) -> Prices:
+    """Give prices to start from where no data sheet is known.
+
+    The fastest decodes tell a step, the fastest first token a token of a prompt, about.
+    """
+    gaps = [one.decode_ns / (one.spec.output_tokens - 1) for one in requests if one.decode_ns]
+    step = min(gaps, default=1e6)
+    token = min(one.ttft_ns / one.spec.prompt.num_tokens for one in requests)
+    return Prices(step, step, prompt_token=token / 2)
+
+
+def _vector(prices: Prices) -> Array:
+    return np.array([getattr(prices, name) for name in PRICES])
+
+
+def _step_time(prices: Prices) -> FittedStepTime:
+    return FittedStepTime(prices, Region())
+
+
+def _at(times: Sequence[float], point: str) -> float:
+    if point == "mean":
+        return float(np.mean(times))
+    return float(np.percentile(times, int(point[1:])))
+
+
+def _outside(region: Region, run: RecordedRun) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for work in run.record.works:
+        for name in region.outside(work):
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _notes(log: RequestLog, sheet: Prices | None, prices: Prices) -> list[str]:
+    """Say in sentences what limits the profile."""
+    notes = []
+    if sheet is None:
+        notes.append(
+            "without [hardware] and [model] the fit leans on no data sheet: prices of counts that "
+            "move together may trade places"
+        )
+    if not log.has_queued:
+        notes.append(
+            "the log does not say when the engine learned of a request: waits count from arrival"
+        )
+    zeros = [name for name in PRICES[:-1] if getattr(prices, name) == 0]
+    if zeros:
+        notes.append(f"{', '.join(zeros)}: 0, costs nothing that can be told from the rest")
+    return notes
