@@ -11,7 +11,8 @@ from html import escape
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 44
-NUM_TICKS = 5
+TICK_PLACES = 45
+"""Between two ticks, at least."""
 MAX_POINTS = 400
 """Of one line; more cannot be told apart."""
 
@@ -29,28 +30,26 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot with its title and axes. `y_top`: the axis ends there; None: where the lines do."""
+    """A plot with its title and axes, both from 0. `y_top`: where y ends, if not where lines do."""
 
     title: str
     x_label: str
     y_label: str
     lines: Sequence[Line]
     y_top: float | None = None
-    is_log_x: bool = False
-    """Whether the x axis is logarithmic; points at 0 and below are left out then."""
 
 
 def plot_svg(plot: Plot) -> str:
     """Draw a plot; gives one <svg> element. Without a point it says so."""
-    lines = [_thinned(line, is_log_x=plot.is_log_x) for line in plot.lines]
+    lines = [_thinned(line) for line in plot.lines]
     points = [point for line in lines for point in line.points]
     if not points:
         return _svg(
             plot.title, f'<text class="none" x="{WIDTH / 2}" y="150">nothing to draw</text>'
         )
-    xs = _Axis.of([x for x, _ in points], LEFT, WIDTH - RIGHT, is_log=plot.is_log_x)
-    y_values = [0.0, *(y for _, y in points)] if plot.y_top is None else [0.0, plot.y_top]
-    ys = _Axis.of(y_values, HEIGHT - BOTTOM, TOP)
+    xs = _Axis.up_to(max(x for x, _ in points), LEFT, WIDTH - RIGHT)
+    y_top = max(y for _, y in points) if plot.y_top is None else plot.y_top
+    ys = _Axis.up_to(y_top, HEIGHT - BOTTOM, TOP)
     parts = [_grid(xs, ys), _labels(plot)]
     for index, line in enumerate(lines):
         parts.append(_path(line, index, xs, ys))
@@ -60,42 +59,22 @@ def plot_svg(plot: Plot) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Maps values to places; `ticks` are round values within."""
+    """Maps values from 0 to `high` to places; `ticks` are round values within."""
 
-    low: float
     high: float
     start: float
     end: float
-    is_log: bool
     ticks: tuple[float, ...]
 
     @classmethod
-    def of(
-        cls, values: Sequence[float], start: float, end: float, *, is_log: bool = False
-    ) -> "_Axis":
-        low, high = min(values), max(values)
-        if is_log:
-            low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
-            if low == high:
-                high = low * 10
-            first, last = round(math.log10(low)), round(math.log10(high))
-            step = max(1, math.ceil((last - first) / 6))
-            powers = range(first, last + 1, step)
-            return cls(low, high, start, end, True, tuple(10.0**power for power in powers))
-        if high <= low:
-            high = low + (abs(low) or 1.0)
-        step_size = round_step((high - low) / NUM_TICKS)
-        first_tick = math.ceil(low / step_size - 1e-9)
-        last_tick = math.floor(high / step_size + 1e-9)
-        ticks = tuple(number * step_size for number in range(first_tick, last_tick + 1))
-        return cls(low, high, start, end, False, ticks)
+    def up_to(cls, high: float, start: float, end: float) -> "_Axis":
+        high = high if high > 0 else 1.0
+        size = round_step(high / (abs(end - start) / TICK_PLACES))
+        ticks = tuple(number * size for number in range(math.floor(high / size + 1e-9) + 1))
+        return cls(high, start, end, ticks)
 
     def place(self, value: float) -> float:
-        if self.is_log:
-            share = math.log10(value / self.low) / math.log10(self.high / self.low)
-        else:
-            share = (value - self.low) / (self.high - self.low)
-        return round(self.start + share * (self.end - self.start), 1)
+        return round(self.start + value / self.high * (self.end - self.start), 1)
 
 
 def round_step(size: float) -> float:
@@ -112,8 +91,8 @@ def short(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _thinned(line: Line, *, is_log_x: bool) -> Line:
-    points = [point for point in line.points if not is_log_x or point[0] > 0]
+def _thinned(line: Line) -> Line:
+    points = line.points
     if len(points) > MAX_POINTS:
         last = len(points) - 1
         chosen = (round(index * last / (MAX_POINTS - 1)) for index in range(MAX_POINTS))

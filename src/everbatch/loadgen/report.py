@@ -14,7 +14,9 @@ from everbatch.loadgen.plots import Line, Plot, plot_svg, round_step
 from everbatch.loadgen.records import Outcome, Record
 from everbatch.loadgen.session import Finished
 
-NUM_BINS = 100
+NUM_BINS = 60
+LONGEST_TAIL = 1.5
+"""What lies beyond so many times the 99th percentile is not drawn."""
 FIGURES = {
     "duration": "duration, s",
     "num_sent": "requests sent",
@@ -93,13 +95,7 @@ def plots_of(finished: Finished) -> list[Plot]:
     records, start = finished.records, finished.times.start_ns
     latencies = latencies_of(records, finished.options.count_from).by_name()
     spread = [
-        Plot(
-            f"{name.upper()}: {words}",
-            "milliseconds",
-            "share of the samples",
-            [Line(name, _cumulated([value / NS_PER_MS for value in latencies[name]]))],
-            y_top=1.0,
-        )
+        _spread(f"{name.upper()}: {words}", sorted(value / NS_PER_MS for value in latencies[name]))
         for name, words in LATENCIES.items()
     ]
 
@@ -148,9 +144,15 @@ def _completed(records: Iterable[Record], seconds: Seconds) -> list[float]:
     return seconds(each.end_ns for each in records if each.outcome is Outcome.COMPLETED)
 
 
-def _cumulated(values: Iterable[float]) -> list[tuple[float, float]]:
-    ordered = sorted(values)
-    return [(value, rank / len(ordered)) for rank, value in enumerate(ordered, 1)]
+def _spread(title: str, ordered: Sequence[float]) -> Plot:
+    """Give the share of samples up to each value; a long tail is cut off, and told."""
+    count = len(ordered)
+    limit = LONGEST_TAIL * ordered[min(count * 99 // 100, count - 1)] if count else 0.0
+    points = [(value, rank / count) for rank, value in enumerate(ordered, 1) if value <= limit]
+    label = "milliseconds"
+    if count and ordered[-1] > limit:
+        label += f" (the longest: {ordered[-1]:,.4g})"
+    return Plot(title, label, "share of the samples", [Line("share", points)], y_top=1.0)
 
 
 def _so_far(name: str, times: Sequence[float]) -> Line:
@@ -168,7 +170,7 @@ def _running(records: Iterable[Record], seconds: Seconds) -> Line:
 
 
 def _rates(times: Sequence[float], duration: float) -> list[tuple[float, float]]:
-    """Give how many a second there were in each of some 100 equal times."""
+    """Give how many a second there were in each of up to 60 equal times."""
     width = round_step(duration / NUM_BINS)
     counts = [0] * (int(duration / width) + 1)
     for time in times:
