@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from everbatch.engine.sampling_params import SamplingParams
+    from everbatch.engine.structured_outputs import StructuredOutputsParams
     from everbatch.llm import LLM, CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -18,6 +26,10 @@ def __getattr__(name: str) -> object:
         from everbatch.engine.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from everbatch.engine.structured_outputs import StructuredOutputsParams
+
+        return StructuredOutputsParams
     if name in ("LLM", "CompletionOutput", "RequestOutput"):
         from everbatch import llm
 

@@ -33,6 +33,7 @@ from everbatch.server.metrics import ServerMetrics
 from everbatch.server.run import bind_socket, serve
 from everbatch.server.served import ServedModel
 from everbatch.server.settings import ServerSettings
+from everbatch.tokenizer.grammars import Grammars
 from everbatch.tokenizer.parts import TokenizerParts
 from everbatch.tokenizer.tokenizer import Tokenizer
 
@@ -274,7 +275,8 @@ def make_harness(
     config = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "num_blocks": 64}
     clock, executor = StepClock(), executor or SpeakingExecutor()
     core = Engine(SchedulerConfig(**{**config, "max_model_len": 512, **scheduler}), executor, clock)
-    model = ServedModel(MODEL, EOS + 1, byte_tokenizer(template))
+    tokenizer = byte_tokenizer(template)
+    model = ServedModel(MODEL, EOS + 1, tokenizer, Grammars(tokenizer, EOS + 1, (EOS,)))
     server = ServerSettings(version="0.0-test", **(settings or {}))
     metrics = ServerMetrics(MODEL, core.stats(), core.config, server.metrics_prefix)
     engine = AsyncEngine(core, metrics, clock, server)

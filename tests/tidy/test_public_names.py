@@ -9,6 +9,7 @@ def test_public_names_are_these():
         "CompletionOutput",
         "RequestOutput",
         "SamplingParams",
+        "StructuredOutputsParams",
         "__version__",
     ]
 

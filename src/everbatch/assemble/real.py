@@ -21,6 +21,7 @@ from everbatch.kernels.backends import choose_backend
 from everbatch.kernels.kv_storage import bytes_per_block
 from everbatch.models.llama import LlamaForCausalLM, network_shape
 from everbatch.models.weights import LoadedModel, load_model
+from everbatch.tokenizer.grammars import Grammars
 from everbatch.tokenizer.tokenizer import Tokenizer
 
 TOKEN_ID_BYTES = 4
@@ -32,6 +33,7 @@ class RealEngine:
 
     engine: Engine
     tokenizer: Tokenizer
+    grammars: Grammars
     vocab_size: int
     """Token ids that the network knows; the tokenizer's may be fewer."""
     options: ResolvedOptions
@@ -92,7 +94,8 @@ def _build(
             config = replace(config, preemption_costs=costs)
             resolved = replace(resolved, scheduler=config)
         eos_token_ids = _eos_token_ids(loaded, tokenizer)
-        executor = ModelExecutor(network, config, eos_token_ids, options.seed)
+        grammars = Grammars(tokenizer, loaded.config.vocab_size, eos_token_ids)
+        executor = ModelExecutor(network, config, eos_token_ids, options.seed, grammars.start)
     except MemoryError as error:
         raise ConfigError(_no_room(resolved, free)) from error
     sink = None
@@ -100,7 +103,9 @@ def _build(
         event_log.begin(resolved.header())
         sink = event_log.write
     engine = Engine(config, executor, clock, sink)
-    return RealEngine(engine, tokenizer, loaded.config.vocab_size, resolved, clock, event_log)
+    return RealEngine(
+        engine, tokenizer, grammars, loaded.config.vocab_size, resolved, clock, event_log
+    )
 
 
 def _load(path: Path, tell: Progress) -> LoadedModel:

@@ -58,5 +58,8 @@ def _make_engine(real: RealEngine, settings: ServerSettings) -> AsyncEngine:
 def _served_model(real: RealEngine, settings: ServerSettings) -> ServedModel:
     name = settings.served_model_name
     return ServedModel(
-        real.options.model_name if name is None else name, real.vocab_size, real.tokenizer
+        real.options.model_name if name is None else name,
+        real.vocab_size,
+        real.tokenizer,
+        real.grammars,
     )

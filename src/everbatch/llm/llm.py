@@ -220,6 +220,8 @@ class LLM:
         engine, vocab_size = self._real.engine, self._real.vocab_size
         check_token_ids(token_ids, vocab_size)
         check_sampling_ids(params, vocab_size)
+        if params.structured_outputs is not None:
+            self._real.grammars.check(params.structured_outputs)
         check_min_tokens(params, engine.max_output_tokens(len(token_ids), params.n))
         rejection = engine.refusal(len(token_ids), params.max_tokens, params.n)
         if rejection is not None:

@@ -10,6 +10,14 @@ _NUMBER = {"type": "number"}
 _BOOLEAN = {"type": "boolean", "default": False}
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
+_FORMS: dict[str, Any] = {
+    "json": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+    "json_object": _BOOLEAN,
+    "regex": {"type": "string", "minLength": 1},
+    "choice": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1_024},
+    "grammar": {"type": "string", "minLength": 1},
+}
+
 _COMMON: dict[str, Any] = {
     "model": {"type": "string", "description": "Absent: the served model."},
     "stream": _BOOLEAN,
@@ -58,6 +66,31 @@ _COMMON: dict[str, Any] = {
     "max_total_s": _NUMBER
     | {"minimum": 0, "maximum": 86_400, "description": "Longest time to the end of the answer."},
     "cache_salt": {"type": "string", "description": "Only equal salts share cached prefixes."},
+    "response_format": {
+        "type": "object",
+        "required": ["type"],
+        "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "json_schema": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 64},
+                    "description": {"type": "string"},
+                    "strict": {"type": "boolean"},
+                    "schema": {"type": "object"},
+                },
+                "additionalProperties": False,
+            },
+        },
+        "additionalProperties": False,
+    },
+    "structured_outputs": {
+        "type": "object",
+        "description": "One of them.",
+        "properties": _FORMS,
+        "additionalProperties": False,
+    },
+    **{f"guided_{name}": _FORMS[name] for name in ("json", "regex", "choice", "grammar")},
 }
 _LOGPROBS = {"type": "integer", "minimum": 0, "maximum": 20}
 _TEXT_PART = {

@@ -6,8 +6,8 @@ sampling values (SamplingParams knows them), answers. Used by the routes.
 Every field is one of three kinds. *Supported*: read below. *Labels*, which OpenAI defines as having
 no effect on the answer (`user`, `safety_identifier`, `prompt_cache_key`, `metadata`): checked for
 type, then dropped. *Not supported*: refused by name, unless the value is null or asks for what
-happens anyway (`best_of: 1`, `suffix: ""`, `response_format: {"type": "text"}`, `tools: []`,
-`service_tier: "auto"`, `store: false`, `modalities: ["text"]`). Any other field is unknown and
+happens anyway (`best_of: 1`, `suffix: ""`, `tools: []`, `service_tier: "auto"`, `store: false`,
+`modalities: ["text"]`). Any other field is unknown and
 refused by name too. null always means absent. `max_completion_tokens` and `max_tokens` are one
 field with two names in chat; completions has `max_tokens` only. `top_k: -1` is vLLM's way to
 write 0.
@@ -21,6 +21,7 @@ from everbatch.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from everbatch.server.chat_messages import Message, read_messages
 from everbatch.server.errors import bad_request, from_invalid_request
 from everbatch.server.fields import Fields, IsNeutral, Json, decode_object, name_type
+from everbatch.server.structured_fields import take_form
 
 MAX_LABEL_LENGTH = 512
 MAX_METADATA_ENTRIES = 16
@@ -82,12 +83,8 @@ NOT_SUPPORTED_ANYWHERE: dict[str, IsNeutral] = {
     "logit_processors": _nothing,
     "logits_processors": _nothing,
     "prompt_logprobs": _nothing,
-    "response_format": _only({"type": "text"}),
-    "guided_json": _nothing,
-    "guided_regex": _nothing,
-    "guided_choice": _nothing,
-    "guided_grammar": _nothing,
-    "structured_outputs": _nothing,
+    "guided_decoding_backend": _nothing,
+    "guided_whitespace_pattern": _nothing,
     "service_tier": _only("auto", "default"),
     "truncate_prompt_tokens": _nothing,
     "length_penalty": _only(1, 1.0),
@@ -189,6 +186,7 @@ def _seconds(fields: Fields, field: str) -> float | None:
 def _sampling(fields: Fields, logprobs: int | None, max_tokens: Json) -> SamplingParams:
     """Read the sampling options; SamplingParams says what is wrong with their values."""
     wanted = {name: fields.take(name) for name in _SAMPLING_FIELDS}
+    wanted["structured_outputs"] = take_form(fields)
     given = {name: value for name, value in wanted.items() if value is not None}
     if not isinstance(given.get("logit_bias", {}), dict):
         raise fields.wrong_type("logit_bias", "an object of token id to bias", given["logit_bias"])

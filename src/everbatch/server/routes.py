@@ -124,7 +124,7 @@ class _Routes:
         settings, encoding = self._served.settings, self._encoding
         body = await self._read(request)
         wanted = read_completion(body, settings.max_prompts)
-        common = self._checked(wanted.common, request)
+        common = await self._checked(wanted.common, request)
         _check_num_choices(len(wanted.prompts), common.sampling.n, settings.max_choices)
         prompts = [
             self._prompt(
@@ -139,18 +139,22 @@ class _Routes:
     async def _chat(self, request: Request, answer_id: str) -> Response:
         body = await self._read(request)
         wanted = read_chat(body)
-        common = self._checked(wanted.common, request)
+        common = await self._checked(wanted.common, request)
         token_ids = await self._encoding.chat_ids(wanted.messages, wanted.template_variables)
         prompts = [self._prompt(token_ids, common.sampling)]
         return await self._answer(request, answer_id, ChatApi(), common, prompts)
 
-    def _checked(self, common: Common, request: Request) -> Common:
+    async def _checked(self, common: Common, request: Request) -> Common:
         """Check what needs no prompt, and take in what stands in the headers."""
         check_model(self._served, common.model)
         check_sampling_ids(common.sampling, self._served.model.vocab_size)
         policy = self._served.engine.config.policy
         asked = with_headers(common, request.headers, key_owner(request.scope))
         check_priority(asked.priority or 0, policy, "start the server with --policy priority")
+        form = common.sampling.structured_outputs
+        if form is not None:
+            # On another thread, for it may take a second; then it is ready for the engine.
+            await asyncio.to_thread(self._served.model.grammars.check, form)
         return asked
 
     async def _read(self, request: Request) -> bytes:

@@ -13,6 +13,7 @@ from everbatch.server.bridge import AsyncEngine
 from everbatch.server.errors import ApiError
 from everbatch.server.live_answers import LiveAnswers
 from everbatch.server.settings import ServerSettings
+from everbatch.tokenizer.grammars import Grammars
 from everbatch.tokenizer.tokenizer import Tokenizer
 
 
@@ -32,6 +33,7 @@ class ServedModel:
     name: str
     vocab_size: int
     tokenizer: Tokenizer
+    grammars: Grammars
 
 
 @dataclass(frozen=True, slots=True)

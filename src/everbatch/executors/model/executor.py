@@ -13,7 +13,7 @@ from everbatch.base.errors import ExecutorError
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.executor import EmittedTokens, TokenLogprobs
 from everbatch.executors.model.input_batch import InputBatch, PackedStep
-from everbatch.executors.model.sampling_state import SamplingState
+from everbatch.executors.model.sampling_state import ConstraintMaker, SamplingState
 from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
@@ -47,7 +47,9 @@ class ModelExecutor:
         config: SchedulerConfig,
         eos_token_ids: tuple[int, ...],
         seed: int,
+        constraint: ConstraintMaker | None = None,
     ) -> None:
+        """constraint: makes the follower of an answer whose form was asked for; None: none is."""
         self._network = network
         # Masked rows write into one block more, which no request ever holds.
         self._scratch_block = config.num_blocks if config.batching == "static" else None
@@ -57,7 +59,7 @@ class ModelExecutor:
         if config.num_host_blocks:
             self._host_kv = network.allocate_kv(config.num_host_blocks, config.block_size)
         self._batch = InputBatch(config)
-        self._sampling = SamplingState(config.max_num_seqs, eos_token_ids, seed)
+        self._sampling = SamplingState(config.max_num_seqs, eos_token_ids, seed, constraint)
         self._rows: dict[int, _Row] = {}
         """By slot."""
         self._slot_of: dict[str, int] = {}
@@ -96,7 +98,10 @@ class ModelExecutor:
         step = self._batch.pack(plan, self._scratch_block)
         logits = self._network.forward(step.batch, self._kv)[step.logits_of]
         rows = self._sampling.rows(
-            step.sampling_slots, self._batch.num_tokens, self._batch.token_ids
+            step.sampling_slots,
+            self._batch.num_tokens,
+            self._batch.token_ids,
+            logits.shape[1],
         )
         sampled = sample(logits, rows)
         self._batch.commit(plan, step.sampling_slots, sampled.token_ids)
@@ -177,8 +182,7 @@ class ModelExecutor:
         outcome = StepOutcome()
         if sampled.failed.any():
             outcome.failed = [
-                (slot, "its logits are no finite numbers")
-                for slot in slots[sampled.failed].tolist()
+                (slot, self._sampling.why_failed(slot)) for slot in slots[sampled.failed].tolist()
             ]
         stopped = self._sampling.stopped(slots, token_ids) & ~sampled.failed
         if stopped.any():

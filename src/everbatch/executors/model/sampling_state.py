@@ -6,30 +6,50 @@ tokens with stop ids, for all rows at once. Not here: choosing tokens (kernels.s
     S slots, R rows that sample in a step, K stop ids of the request that has most
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from everbatch.engine.sampling_params import SamplingParams
-from everbatch.kernels.arrays import Flags, Int32s
+from everbatch.engine.structured_outputs import StructuredOutputsParams
+from everbatch.kernels.arrays import Flags, Int32s, Int64s
 from everbatch.kernels.random_numbers import MASK_64, seed_for
 from everbatch.kernels.sampling import RowExtras, SamplingRows
 
 _NO_STOP_ID = -1
 
 
+class Constraint(Protocol):
+    """The form of one answer (tokenizer.grammars)."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it allows nothing, if so."""
+        ...
+
+    def allowed(self, outputs: Sequence[int]) -> bytes:
+        """Give which tokens may follow: a bit for each id, the lowest bit of a byte first."""
+        ...
+
+
+ConstraintMaker = Callable[[StructuredOutputsParams], Constraint]
+
+
 @dataclass(frozen=True, slots=True)
 class _SlotExtras:
-    """What few requests ask for: their options, the length of their prompt, their stop ids."""
+    """What few requests ask for: their options, the length of their prompt, their stop ids, the
+    form of their answer."""
 
     params: SamplingParams
     num_prompt_tokens: int
     stops: tuple[int, ...]
+    constraint: Constraint | None
 
-    def after(self, history: Int32s) -> RowExtras:
+    def after(self, history: Int32s, vocab_size: int) -> RowExtras:
         """Give what holds for the next token. history: int32, prompt and outputs so far."""
         params = self.params
-        too_early = len(history) - self.num_prompt_tokens < params.min_tokens
         return RowExtras(
             token_history=history.astype(np.int64),
             prompt_length=self.num_prompt_tokens,
@@ -38,14 +58,29 @@ class _SlotExtras:
             frequency_penalty=params.frequency_penalty,
             bias_ids=np.array([token_id for token_id, _ in params.logit_bias], np.int64),
             bias_values=np.array([bias for _, bias in params.logit_bias], np.float32),
-            forbidden_ids=np.array(self.stops if too_early else (), np.int64),
+            forbidden_ids=self._forbidden(history[self.num_prompt_tokens :], vocab_size),
         )
+
+    def _forbidden(self, outputs: Int32s, vocab_size: int) -> Int64s:
+        if self.constraint is None:
+            too_early = len(outputs) < self.params.min_tokens
+            return np.array(self.stops if too_early else (), np.int64)
+        # min_tokens does not go with a form: SamplingParams refuses it.
+        bits = np.frombuffer(self.constraint.allowed(outputs.tolist()), np.uint8)
+        allowed = np.unpackbits(bits, count=vocab_size, bitorder="little")
+        return np.flatnonzero(allowed == 0)
 
 
 class SamplingState:
     """Arrays by slot, written when a request is admitted."""
 
-    def __init__(self, num_slots: int, eos_token_ids: tuple[int, ...], engine_seed: int) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        eos_token_ids: tuple[int, ...],
+        engine_seed: int,
+        constraint: ConstraintMaker | None,
+    ) -> None:
         self._eos_token_ids = eos_token_ids
         self._engine_seed = engine_seed
         self._temperature = np.zeros(num_slots, np.float32)
@@ -57,7 +92,8 @@ class SamplingState:
         self._num_logprobs = np.zeros(num_slots, np.int32)
         self._stop_ids = np.full((num_slots, max(1, len(eos_token_ids))), _NO_STOP_ID, np.int32)
         self._extras: dict[int, _SlotExtras] = {}
-        """Of the few slots with penalties, biases or min_tokens."""
+        """Of the few slots with penalties, biases, min_tokens or a form."""
+        self._constraint = constraint
 
     def admit(
         self,
@@ -88,12 +124,20 @@ class SamplingState:
         self._stop_ids[slot, : len(stops)] = stops
         self._extras.pop(slot, None)
         if _uses_extras(params):
-            self._extras[slot] = _SlotExtras(params, num_prompt_tokens, stops)
+            form = params.structured_outputs
+            constraint = None
+            if form is not None:
+                assert self._constraint is not None, "nobody said how forms are followed"
+                constraint = self._constraint(form)
+            self._extras[slot] = _SlotExtras(params, num_prompt_tokens, stops, constraint)
 
-    def rows(self, slots: Int32s, num_tokens: Int32s, token_ids: Int32s) -> SamplingRows:
+    def rows(
+        self, slots: Int32s, num_tokens: Int32s, token_ids: Int32s, vocab_size: int
+    ) -> SamplingRows:
         """Give the options of a step's rows.
 
-        slots: [R] int32; num_tokens: [S] int32, prompt and outputs so far; token_ids: [S, C] int32.
+        slots: [R] int32; num_tokens: [S] int32, prompt and outputs so far; token_ids: [S, C] int32;
+        vocab_size: logits of a row.
         """
         return SamplingRows(
             temperature=self._temperature[slots],
@@ -104,8 +148,15 @@ class SamplingState:
             position=num_tokens[slots].astype(np.int64),
             wants_logprobs=self._wants_logprobs[slots],
             num_logprobs=self._num_logprobs[slots],
-            extras=self._row_extras(slots, num_tokens, token_ids) if self._extras else {},
+            extras=self._row_extras(slots, num_tokens, token_ids, vocab_size),
         )
+
+    def why_failed(self, slot: int) -> str:
+        """Say why no token could be chosen for a slot."""
+        extras = self._extras.get(slot)
+        if extras is not None and extras.constraint is not None and extras.constraint.error:
+            return f"its structured output cannot be followed further: {extras.constraint.error}"
+        return "its logits are no finite numbers"
 
     def stopped(self, slots: Int32s, new_token_ids: Int32s) -> Flags:
         """Give [R] bool: whose new token is one of its stop ids."""
@@ -113,12 +164,16 @@ class SamplingState:
         return hits
 
     def _row_extras(
-        self, slots: Int32s, num_tokens: Int32s, token_ids: Int32s
+        self, slots: Int32s, num_tokens: Int32s, token_ids: Int32s, vocab_size: int
     ) -> dict[int, RowExtras]:
         extras: dict[int, RowExtras] = {}
+        if not self._extras:
+            return extras
         for row, slot in enumerate(slots.tolist()):
             if slot in self._extras:
-                extras[row] = self._extras[slot].after(token_ids[slot, : num_tokens[slot]])
+                extras[row] = self._extras[slot].after(
+                    token_ids[slot, : num_tokens[slot]], vocab_size
+                )
         return extras
 
     def _widen(self, num_stops: int) -> None:
@@ -135,4 +190,5 @@ def _uses_extras(params: SamplingParams) -> bool:
         or params.frequency_penalty != 0.0
         or bool(params.logit_bias)
         or params.min_tokens > 0
+        or params.structured_outputs is not None
     )

@@ -1,0 +1,148 @@
+"""Structured output on a real server: the ways of OpenAI and vLLM to ask for it."""
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from e2e.processes import WAIT_S, Server, serving
+from pydantic import BaseModel, ConfigDict, Field
+from tiny_model import write_model
+
+FLAGS = ("--num-blocks", "40", "--block-size", "8", "--admission", "now")
+
+
+class Cat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=3, max_length=9)
+    age: int = Field(ge=0, le=30)
+    colours: list[str] = Field(max_length=0)
+
+
+# The tiny model has a taste for spaces, and a short context.
+SCHEMA = {**Cat.model_json_schema(), "x-guidance": {"whitespace_pattern": " ?"}}
+RESPONSE_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "cat", "strict": True, "schema": SCHEMA},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(write_model(tmp_path_factory.mktemp("model")), *FLAGS) as started:
+        yield started
+        assert started.stop() == 0
+        assert "Traceback" not in started.told.text
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S
+    ) as made:
+        yield made
+
+
+def model_of(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def test_client_parses_what_it_asked_for(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model=model_of(client),
+        messages=[{"role": "user", "content": "A cat, please."}],
+        response_format=Cat,
+        seed=1,
+    )
+
+    message = answer.choices[0].message
+    assert isinstance(message.parsed, Cat)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_crowd_of_streams_joins_to_whole_answers_that_fit(
+    client: openai.OpenAI, server: Server
+) -> None:
+    model = model_of(client)
+
+    def ask(number: int) -> tuple[str, str]:
+        options = {
+            "model": model,
+            "messages": [{"role": "user", "content": f"Cat number {number}, please."}],
+            "response_format": RESPONSE_FORMAT,
+            "seed": number,
+        }
+        whole = client.chat.completions.create(**options)
+        stream = client.chat.completions.create(**options, stream=True)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        return whole.choices[0].message.content or "", streamed
+
+    with ThreadPoolExecutor(8) as threads:
+        texts = list(threads.map(ask, range(8)))
+
+    for whole, streamed in texts:
+        assert whole == streamed
+        Cat.model_validate_json(whole)
+    assert len(set(texts)) > 1
+    server.wait_until_idle()
+
+
+def test_json_object_is_an_object(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=model_of(client),
+        messages=[{"role": "user", "content": "JSON"}],
+        response_format={"type": "json_object"},
+        seed=2,
+        logit_bias={str(ord("}")): 20},
+    )
+
+    assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pattern"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"structured_outputs": {"regex": "[ab]{4}"}}, "[ab]{4}"),
+        ({"structured_outputs": {"grammar": 'root ::= "<" [0-9] ">"'}}, "<[0-9]>"),
+        ({"structured_outputs": {"json": {"enum": ["x", 1]}}}, '"x"|1'),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_regex": "[ab]{4}"}, "[ab]{4}"),
+        ({"guided_grammar": 'start: "<" /[0-9]/ ">"'}, "<[0-9]>"),
+        ({"guided_json": {"const": 7}}, "7"),
+    ],
+)
+def test_vllm_s_names_are_understood(
+    client: openai.OpenAI, wanted: dict[str, object], pattern: str
+) -> None:
+    answer = client.completions.create(
+        model=model_of(client), prompt="Answer: ", extra_body=wanted, n=2
+    )
+
+    for choice in answer.choices:
+        assert re.fullmatch(pattern, choice.text)
+        assert choice.finish_reason == "stop"
+
+
+def test_form_that_cannot_be_is_the_client_s_error(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="the JSON schema cannot be followed"):
+        client.chat.completions.create(
+            model=model_of(client),
+            messages=[{"role": "user", "content": "x"}],
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "nothing"}},
+            },
+        )
+
+
+def test_two_forms_are_one_too_many(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="both ask for a form"):
+        client.completions.create(
+            model=model_of(client),
+            prompt="x",
+            extra_body={"guided_regex": "a", "response_format": {"type": "json_object"}},
+        )
