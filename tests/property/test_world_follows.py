@@ -1,18 +1,22 @@
-"""What a log tells of the moment is what the scheduler holds: tokens, outputs, slots.
+"""What a log tells of the moment is what the scheduler holds: tokens, outputs, slots, phases.
 
 Samples leave at random boundaries, in every state, so prompts pass from one to the next.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from random import Random
 
 import pytest
 from builders import Client, World, client, make_config
 
+from everbatch.base.events import Event
 from everbatch.diagnose.log import Ruler
 from everbatch.diagnose.world import World as ToldWorld
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.plan import DeferReason
+from everbatch.server.phases import Phase, Phases
 
 NUM_SEEDS = 200
 LAST_ARRIVAL = 5
@@ -28,7 +32,7 @@ def test_a_log_tells_what_the_scheduler_holds(mode, extent):
         clients = _clients(random)
         world = World(_config(random, mode, extent), clients)
         told = ToldWorld(asdict(world.config), Ruler(is_steps=False))
-        for _ in _boundaries(world, clients, told, random):
+        for _ in _boundaries(world, clients, told.take, random):
             for id, held in _held(world).items():
                 num_compared += 1
                 if _told(told, id) != held:
@@ -36,6 +40,42 @@ def test_a_log_tells_what_the_scheduler_holds(mode, extent):
 
     assert num_compared > 1_000
     assert differing == []
+
+
+@pytest.mark.parametrize("extent", ["whole", "tail"])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_the_phases_of_requests_are_told_by_events(mode, extent):
+    seen = Counter()
+    for seed in range(NUM_SEEDS):
+        random = Random(seed)
+        clients = _clients(random)
+        world, phases = World(_config(random, mode, extent), clients), Phases()
+        for _ in _boundaries(world, clients, phases.take, random):
+            assert phases.counts() == _phases(world), f"seed {seed}, boundary {world.boundary}"
+            assert phases.waiting_by_reason() == _reasons(world), f"seed {seed}"
+            seen.update(phases.counts())
+
+    assert min(seen[phase] for phase in Phase) > 100
+
+
+def _phases(world: World) -> dict[Phase, int]:
+    state = world.engine.scheduler.state
+    queue = [request for request in state.requests.values() if request in state.policy.queue]
+    return {
+        Phase.WAITING: sum(not request.has_started for request in queue),
+        Phase.PREEMPTED: sum(request.has_started for request in queue),
+        Phase.PREFILL: len(state.prefilling) + len(state.following),
+        Phase.DECODE: len(state.decodes) + len(state.idle_decodes),
+    }
+
+
+def _reasons(world: World) -> dict[str, int]:
+    scheduler = world.engine.scheduler
+    queue = scheduler.state.policy.queue
+    counts = {reason.value: 0 for reason in DeferReason}
+    for request, deferral in scheduler.deferrals.current.items():
+        counts[deferral.reason.value] += request in queue
+    return counts
 
 
 def _clients(random: Random) -> list[Client]:
@@ -64,7 +104,7 @@ def _config(random: Random, mode: str, extent: str) -> SchedulerConfig:
 
 
 def _boundaries(
-    world: World, clients: list[Client], told: ToldWorld, random: Random
+    world: World, clients: list[Client], take: Callable[[Event], None], random: Random
 ) -> Iterator[None]:
     """Run to the end; yields where the log has told everything."""
     num_taken = 0
@@ -77,7 +117,7 @@ def _boundaries(
             return
         world.step()
         for event in world.events[num_taken:]:
-            told.take(event)
+            take(event)
         num_taken = len(world.events)
         yield
 

@@ -7,13 +7,22 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from server.fakes import async_test, eventually, in_process, make_harness, reply_to
 
-from everbatch.base.events import Admitted, Arrived, Deferred, Preempted, SampleFinished
+from everbatch.base.events import (
+    Admitted,
+    Arrived,
+    Decoding,
+    Deferred,
+    Event,
+    Finished,
+    Preempted,
+    SampleFinished,
+)
 from everbatch.base.units import NS_PER_S
 from everbatch.engine.metrics import EngineStats
 from everbatch.server.histograms import Histogram
 from everbatch.server.metrics import ServerMetrics
+from everbatch.server.phases import Phase, Phases
 from everbatch.server.status_line import StatusLine
-from everbatch.server.waiting import WaitingReasons
 
 COMPLETIONS = "/v1/completions"
 
@@ -124,18 +133,63 @@ def test_reasons_follow_requests_through_their_lives() -> None:
         )
 
     def waiting() -> dict[str, int]:
-        return {reason: count for reason, count in reasons.counts().items() if count}
+        told = phases.waiting_by_reason()
+        return {reason: count for reason, count in told.items() if count}
 
-    reasons = WaitingReasons()
-    reasons.fold([arrived("a"), deferred("a", "behind_head"), deferred("a", "kv_budget")])
+    phases = Phases()
+    fold(phases, [arrived("a"), deferred("a", "behind_head"), deferred("a", "kv_budget")])
     assert waiting() == {"kv_budget": 1}
     # Two samples take their slots; one that holds a slot does not wait, though it is deferred.
-    reasons.fold([admitted("a/0"), admitted("a/1"), deferred("a/0", "prefill_share")])
+    fold(phases, [admitted("a/0"), admitted("a/1"), deferred("a/0", "prefill_share")])
     assert waiting() == {}
-    reasons.fold([preempted("a/1", "swap", slot=1), deferred("a/1", "cooldown")])
+    assert phases.counts() == counted_phases(prefill=2)
+    fold(phases, [Decoding(0, 1, "a/0", True), Decoding(0, 1, "a/1", True)])
+    assert phases.counts() == counted_phases(decode=2)
+    fold(phases, [preempted("a/1", "swap", slot=1), deferred("a/1", "cooldown")])
     assert waiting() == {"cooldown": 1}
-    reasons.fold([ended("a/1", "abort")])
+    assert phases.counts() == counted_phases(preempted=1, decode=1)
+    fold(phases, [ended("a/1", "abort")])
     assert waiting() == {}
+    assert phases.counts() == counted_phases(decode=1)
+
+
+def test_samples_wait_on_where_the_one_that_stood_for_them_leaves() -> None:
+    told = [
+        Arrived(t=0, id="a", prompt_tokens=1, max_tokens=1, priority=0, tenant="", samples=3),
+        Deferred(t=0, step=1, id="a", reason="kv_budget", needed=1, available=0),
+        ended("a/0", "abort"),
+    ]
+    phases = Phases()
+    fold(phases, told)
+
+    assert phases.waiting_by_reason()["kv_budget"] == 1
+    fold(phases, [ended("a/1", "abort"), ended("a/2", "abort"), finished("a")])
+    assert phases.counts() == counted_phases()
+
+
+def test_a_request_called_like_a_sample_counts_for_itself() -> None:
+    phases = Phases()
+    for id in ("a", "a/1"):
+        told = Arrived(t=0, id=id, prompt_tokens=1, max_tokens=1, priority=0, tenant="", samples=1)
+        fold(
+            phases, [told, Deferred(t=0, step=1, id=id, reason="kv_budget", needed=1, available=0)]
+        )
+    fold(phases, [finished("a/1")])
+
+    assert phases.waiting_by_reason()["kv_budget"] == 1
+
+
+def fold(phases: Phases, events: list[Event]) -> None:
+    for event in events:
+        phases.take(event)
+
+
+def counted_phases(**counts: int) -> dict[Phase, int]:
+    return {phase: counts.get(phase.value, 0) for phase in Phase}
+
+
+def finished(request_id: str) -> Finished:
+    return Finished(0, 1, request_id, "abort", 0, 0, 0, 0)
 
 
 def preempted(request_id: str, way: str, slot: int | None) -> Preempted:

@@ -28,9 +28,9 @@ from everbatch.server.histograms import (
     Histogram,
 )
 from everbatch.server.live import EndCause, LiveRequest, LiveSample
+from everbatch.server.phases import Phase, Phases
 from everbatch.server.service_rate import MAX_RETRY_S, MIN_RETRY_S, ServiceRate
 from everbatch.server.step_metrics import StepMetrics
-from everbatch.server.waiting import WaitingReasons
 
 DEFAULT_PREFIX = "everbatch"
 
@@ -128,7 +128,7 @@ class ServerMetrics:
         self._rejected: dict[str, int] = {}
         self._aborted = {cause.value: 0 for cause in EndCause}
         self._preempted: dict[str, int] = {}
-        self._waiting = WaitingReasons()
+        self._phases = Phases()
         self._requests = RequestHistograms()
         self._steps = StepMetrics()
         self._rate = ServiceRate()
@@ -146,10 +146,10 @@ class ServerMetrics:
 
     def fold_events(self, events: Sequence[Event], now_ns: int) -> None:
         """Take in what happened in a turn of the engine, after its stats."""
-        self._waiting.fold(events)
         self._steps.fold(events)
         num_left = num_tokens = 0
         for event in events:
+            self._phases.take(event)
             match event:
                 # Without a slot it had been preempted before, and loses what it had kept.
                 case Preempted() if event.slot is not None:
@@ -166,7 +166,7 @@ class ServerMetrics:
 
     def forget_waiting(self) -> None:
         """The engine is dead: nobody waits any more."""
-        self._waiting.clear()
+        self._phases.clear()
 
     def observe_admission(self, request: LiveRequest) -> None:
         """Observe how long a request waited for its first slot."""
@@ -227,12 +227,25 @@ class ServerMetrics:
         yield self._by_label(
             GaugeMetricFamily, "kv_blocks", "KV blocks by state.", "state", _blocks(stats)
         )
+        phases = self._phases.counts()
+        yield self._gauge(
+            "num_requests_preempted",
+            "Of those that wait: who has run and lost its slot.",
+            phases[Phase.PREEMPTED],
+        )
+        yield self._by_label(
+            GaugeMetricFamily,
+            "num_requests_running_by_phase",
+            "Requests that hold a slot, by what they do.",
+            "phase",
+            {phase.value: phases[phase] for phase in (Phase.PREFILL, Phase.DECODE)},
+        )
         yield self._by_label(
             GaugeMetricFamily,
             "num_requests_waiting_by_reason",
             "Requests that wait for a slot, by what they lack first.",
             "reason",
-            self._waiting.counts(),
+            self._phases.waiting_by_reason(),
         )
         totals = [*_totals(stats), *_step_totals(self._steps)]
         for name, text, count in totals:
