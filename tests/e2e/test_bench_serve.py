@@ -1,6 +1,8 @@
 """`everbatch bench serve` against a real server over a tiny model."""
 
 import json
+import os
+import pty
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +66,46 @@ def test_refused_requests_are_told_and_end_with_status_1(server: Server) -> None
     assert done.returncode == 1
     assert "3 requests failed: http 400" in done.stdout
     assert "3 failed" in done.stdout
+
+
+def test_trace_is_sent_as_it_was(server: Server, tmp_path: Path) -> None:
+    """Its second client leaves before its answer can end, its third has no output to wait for."""
+    trace = tmp_path / "trace.jsonl"
+    row = {"arrival_s": 0, "prompt_tokens": 30, "output_tokens": 4}
+    rows = [row, {**row, "output_tokens": 200, "abort_s": 0.001}, {**row, "output_tokens": 0}]
+    trace.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+
+    done = run(
+        *("bench", "serve", "--url", server.url, "--trace", trace, "--ignore-eos", "--json", "-"),
+        "--detailed",
+    )
+    summary = json.loads(done.stdout)
+
+    assert done.returncode == 0, done.stderr
+    assert [one["outcome"] for one in summary["requests"]] == ["completed", "cancelled"]
+    assert summary["requests"][0]["output_tokens"] == 4
+    assert "trace.jsonl: 1 row left out: no output tokens" in done.stderr
+
+
+def test_progress_is_shown_in_a_terminal_and_not_in_a_pipe(server: Server) -> None:
+    flags = ("bench", "serve", "--url", server.url, "--num-prompts", "2", "--input-len", "20")
+    terminal, end = pty.openpty()
+    process = start(*flags, stderr=end)
+    os.close(end)
+    shown = b""
+    try:
+        while piece := os.read(terminal, 4096):
+            shown += piece
+    except OSError:
+        # Linux ends a terminal whose other side is closed with an error.
+        pass
+    os.close(terminal)
+    out, _ = process.communicate(timeout=WAIT_S)
+
+    assert process.returncode == 0
+    assert b" ended, " in shown
+    assert "2 completed" in out
+    assert " ended, " not in run(*flags).stderr
 
 
 def test_ctrl_c_tells_the_figures_so_far(server: Server, tmp_path: Path) -> None:

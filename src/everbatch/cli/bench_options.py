@@ -193,7 +193,9 @@ _OPTIONS = [
     _prompts("--ignore-eos", is_flag=True, help="Answers go on to their limit."),
     _prompts("--temperature", type=float, default=0.0, help="0: greedy."),
     _prompts(
-        "--extra-body", type=JsonObject(), help="More fields of each request; they go before ours."
+        "--extra-body",
+        type=JsonObject(),
+        help="More fields of each request; they go before ours, null leaves one out.",
     ),
     _arrivals(
         "--num-prompts",

@@ -32,16 +32,22 @@ def progress_bar() -> Watch | None:
 
 async def _show_progress(run: LoadRun) -> None:
     columns = (TextColumn("{task.description}"), BarColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    # A thread that draws would take turns from the event loop, and make requests late.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bars:
         task = bars.add_task("sending", total=run.num_requests)
         while True:
-            await asyncio.sleep(SECONDS_PER_UPDATE)
             bars.update(task, completed=run.num_ended, description=_told(run))
+            bars.refresh()
+            await asyncio.sleep(SECONDS_PER_UPDATE)
 
 
 def _told(run: LoadRun) -> str:
     failed = f", {run.num_failed:,} failed" if run.num_failed else ""
-    return f"{run.num_running:,} running, {run.num_ended:,} ended{failed}"
+    return (
+        f"{run.num_running:,} running, {run.num_ended:,} ended{failed}, "
+        f"{run.num_tokens:,} output tokens"
+    )
 
 
 def print_summary(summary: Summary, console: Console | None = None) -> None:

@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class BodyOptions:
-    """What all bodies have in common. `extra` goes before all of it."""
+    """What all bodies have in common. `extra` goes before all of it; null leaves a field out."""
 
     endpoint: Endpoint
     model: str
@@ -43,7 +43,8 @@ class BodyOptions:
             facts["ignore_eos"] = True
         if stream:
             facts |= {"stream": True, "stream_options": {"include_usage": True}}
-        return _encode(facts | dict(self.extra or {}))
+        facts |= dict(self.extra or {})
+        return _encode({key: value for key, value in facts.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ class LoadRun:
         self.records: list[Record] = []
         self.num_ended = 0
         self.num_failed = 0
+        self.num_tokens = 0
+        """Outputs of requests that have ended."""
         self.is_interrupted = False
         self.start_ns = 0
         self.end_ns = 0
@@ -156,6 +158,7 @@ class LoadRun:
             record.send_again()
             await self._clock.sleep_until(self._clock.now_ns() + round(wait_s * NS_PER_S))
         self.num_failed += record.outcome is Outcome.FAILED
+        self.num_tokens += record.num_output_tokens
 
     async def _attempt(self, record: Record, reader: AnswerReader, call: Call) -> None:
         timeout_ns = self._settings.timeout_ns

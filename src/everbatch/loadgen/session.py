@@ -4,7 +4,9 @@ Belongs here: the order in which these are put together. Called by the command l
 """
 
 import asyncio
+import resource
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -119,7 +121,17 @@ async def _prompts(
     return RandomWords(scale, plan.seed), []
 
 
+def allow_connections() -> None:
+    """Raise the number of files that this process may have open as far as it may itself: each
+    connection is one, and many systems begin with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A system may grant less than it says.
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def run_measure(plan: Plan, watch: Watch | None = None) -> Finished:
     """Carry out a plan on an event loop of its own; Ctrl-C ends it early, with its figures."""
+    allow_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(measure(plan, watch))

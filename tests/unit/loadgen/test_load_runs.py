@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 
 import pytest
 from fake_server import Asked, FakeClock, Reply, async_test, listening
@@ -10,7 +11,7 @@ from measuring import at_once, come_through, measured, plan, speaking
 from everbatch.base.units import NS_PER_S
 from everbatch.loadgen.figures import FigureOptions
 from everbatch.loadgen.run import RunSettings
-from everbatch.loadgen.session import measure
+from everbatch.loadgen.session import allow_connections, measure
 
 
 @async_test
@@ -136,7 +137,8 @@ async def test_prompts_have_the_tokens_that_were_asked_for():
 
 @async_test
 async def test_bodies_are_what_the_api_wants():
-    options = {"ignore_eos": True, "extra_body": {"top_p": 0.5}, "api_key": "secret"}
+    extra = {"top_p": 0.5, "temperature": None}
+    options = {"ignore_eos": True, "extra_body": extra, "api_key": "secret"}
     async with listening(at_once) as fake:
         await measure(plan(fake.url, endpoint="chat", **options), clock=FakeClock())
     [asked] = fake.streams
@@ -148,7 +150,6 @@ async def test_bodies_are_what_the_api_wants():
     assert asked.body == {
         "model": "toy",
         "max_tokens": 3,
-        "temperature": 0.0,
         "ignore_eos": True,
         "top_p": 0.5,
         "stream": True,
@@ -236,3 +237,14 @@ async def test_duration_ends_a_closed_loop():
 
     assert done.summary["completed"] == 4
     assert done.summary["duration"] == 4
+
+
+def test_as_many_connections_are_allowed_as_may_be():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+        allow_connections()
+
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
