@@ -40,6 +40,32 @@ def test_a_share_of_m_reads_a_prompt_of_p_in_p_over_m_steps(decodes, budget, sha
     assert max(longest_gap(run, f"d{n}", until) for n in range(decodes)) <= bound
 
 
+@pytest.mark.parametrize(("decodes", "budget"), [(4, 16), (16, 16), (23, 16)])
+@pytest.mark.parametrize("left", [0, 1, 5])
+def test_decodes_are_served_in_turn_beside_prompts_without_end(decodes, budget, left):
+    """A share that is the whole step stops them for as long as prompts come."""
+    num_prompts = 120
+    run = run_scenario(
+        request("d", 1, 200, count=decodes),
+        request("p", budget, 1, arrival=50, count=num_prompts, every=1),
+        max_num_batched_tokens=budget,
+        min_prefill_tokens=budget - left,
+        run={"horizon": 50 + num_prompts},
+        **PLENTY,
+    )
+    served = [
+        [step for step in range(51, 51 + num_prompts) if id in run.lines[step]["emitted"]]
+        for id in (f"d{number}" for number in range(decodes))
+    ]
+
+    if left == 0:
+        assert not any(served)
+        return
+    gaps = [later - earlier for steps in served for earlier, later in pairwise([50, *steps])]
+    assert max(gaps) <= -(-decodes // left)
+    assert min(map(len, served)) >= num_prompts // -(-decodes // left)
+
+
 @pytest.mark.parametrize(("decodes", "budget"), [(16, 16), (40, 16), (17, 16)])
 @pytest.mark.parametrize("steps", [1, 7])
 @pytest.mark.parametrize("prompt_tokens", [1, 33])
