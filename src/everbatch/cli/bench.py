@@ -40,10 +40,12 @@ def serve(more_goals: tuple[str, ...], **given: Any) -> None:
     GOAL: more goals of --goodput, as in `--goodput ttft:500 tpot:50`.
     """
     json_path, html_path = given.pop("json_path"), given.pop("html_path")
+    log_path = given.pop("log_path")
     plan = make_plan(given, more_goals)
     with OutputFiles() as files:
         json_file = files.open(json_path, "--json")
         html_file = files.open(html_path, "--html")
+        log_file = files.open(log_path, "--request-log")
         # numpy and the HTTP parser are imported when something is measured, not for --help.
         from everbatch.cli.bench_view import print_summary, progress_bar
         from everbatch.loadgen.session import run_measure
@@ -51,14 +53,19 @@ def serve(more_goals: tuple[str, ...], **given: Any) -> None:
         finished = run_measure(plan, progress_bar())
         for note in finished.notes:
             _tell(note)
-        _write(finished, json_file, html_file)
+        _write(finished, json_file, html_file, log_file)
         files.commit()
     if json_path != STANDARD_OUTPUT:
         print_summary(finished.summary)
     sys.exit(_status(finished))
 
 
-def _write(finished: "Finished", json_file: TextIO | None, html_file: TextIO | None) -> None:
+def _write(
+    finished: "Finished",
+    json_file: TextIO | None,
+    html_file: TextIO | None,
+    log_file: TextIO | None,
+) -> None:
     if json_file is not None:
         json.dump(finished.summary, json_file, indent=2, allow_nan=False)
         json_file.write("\n")
@@ -66,6 +73,10 @@ def _write(finished: "Finished", json_file: TextIO | None, html_file: TextIO | N
         from everbatch.loadgen.report import report_html
 
         html_file.write(report_html(finished))
+    if log_file is not None:
+        from everbatch.loadgen.request_log import log_lines
+
+        log_file.writelines(log_lines(finished))
 
 
 def _status(finished: "Finished") -> int:

@@ -278,6 +278,12 @@ _OPTIONS = [
     ),
     _result("--json", "json_path", type=_written, help="Write the result to this file; -: print."),
     _result("--html", "html_path", type=_written, help="Write a report with plots to this file."),
+    _result(
+        "--request-log",
+        "log_path",
+        type=_written,
+        help="Write the answered requests to this file, for everbatch trace and calibrate.",
+    ),
     _result("--detailed", is_flag=True, help="Have --json tell each request."),
 ]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvloop
 
-from everbatch.base.units import counted
+from everbatch.base.units import NS_PER_S, counted
 from everbatch.loadgen.calls import BodyOptions, Calls, Endpoint
 from everbatch.loadgen.clock import Clock, MonotonicClock
 from everbatch.loadgen.connection import ConnectionPool
@@ -66,6 +66,7 @@ class Finished:
     options: FigureOptions
     notes: list[str]
     is_interrupted: bool
+    started_unix_ns: int
 
 
 async def measure(plan: Plan, watch: Watch | None = None, clock: Clock | None = None) -> Finished:
@@ -99,7 +100,14 @@ async def measure(plan: Plan, watch: Watch | None = None, clock: Clock | None = 
         told = f"{counted(len(run.records), 'request')} sent, {summary['unfinished']:,} unfinished"
         notes.append(f"interrupted: {told}")
     summary["notes"] = notes
-    return Finished(summary, run.records, times, plan.figures, notes, run.is_interrupted)
+    return Finished(
+        summary, run.records, times, plan.figures, notes, run.is_interrupted, _unix_ns(started)
+    )
+
+
+def _unix_ns(time: datetime) -> int:
+    since = time - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * NS_PER_S + since.microseconds * 1_000
 
 
 async def _prompts(

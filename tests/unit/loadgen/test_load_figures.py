@@ -1,5 +1,6 @@
 """What is made of records: latencies, throughput, goodput, failures; the page; warnings."""
 
+import json
 import re
 from array import array
 from xml.etree import ElementTree
@@ -17,8 +18,10 @@ from everbatch.loadgen.figures import (
 from everbatch.loadgen.plots import HEIGHT, WIDTH, Line, Plot, plot_svg, round_step, short
 from everbatch.loadgen.records import Outcome, Record
 from everbatch.loadgen.report import report_html
+from everbatch.loadgen.request_log import log_lines
 from everbatch.loadgen.session import Finished
 from everbatch.loadgen.statistics import milliseconds
+from everbatch.workload.traces.formats import open_trace
 
 MS = 1_000_000
 FACTS = {"date": "2026-01-01", "url": "http://x", "model_id": "<m>", "endpoint": "chat"}
@@ -155,7 +158,9 @@ def finished(*records: Record, **options) -> Finished:
     times = RunTimes(0, 1_000 * MS, MS)
     chosen = FigureOptions(**options)
     summary = summarize(records, times, chosen, FACTS)
-    return Finished(summary, list(records), times, chosen, ["a < b"], False)
+    return Finished(
+        summary, list(records), times, chosen, ["a < b"], False, 1_700_000_000_000_000_001
+    )
 
 
 def test_page_is_whole_and_needs_nothing_else():
@@ -180,6 +185,33 @@ def test_page_is_whole_and_needs_nothing_else():
 @pytest.mark.parametrize("records", [(), (record(outcome=Outcome.FAILED, error="timeout"),)])
 def test_page_of_a_run_without_answers_is_drawn_too(records):
     assert "nothing to draw" in report_html(finished(*records))
+
+
+def test_request_log_is_a_trace_of_what_was_answered(tmp_path):
+    path = tmp_path / "log.jsonl"
+    done = finished(
+        record(40, 50, due=30, number=0),
+        record(10, 20.5, due=1, number=1),
+        record(10, outcome=Outcome.CANCELLED),
+        record(outcome=Outcome.FAILED, error="timeout"),
+    )
+
+    path.write_text("".join(log_lines(done)))
+    trace = open_trace(path)
+    rows = [row for _, row in trace.rows()]
+
+    assert (trace.format, trace.remarks) == ("vllm", {})
+    assert [(row.prompt_tokens, row.output_tokens) for row in rows] == [(10, 2), (10, 2)]
+    assert rows[1].arrival_ns - rows[0].arrival_ns == 29 * MS
+    first = json.loads(path.read_text().partition("\n")[0], parse_float=str)
+    assert first == {
+        "request_id": "1",
+        "arrival_time": "1700000000.001000001",
+        "input_toks": 10,
+        "output_toks": 2,
+        "first_token_ts": "1700000000.010000001",
+        "last_token_ts": "1700000000.020500001",
+    }
 
 
 def path_of(svg: str) -> list[tuple[float, float]]:
