@@ -99,6 +99,14 @@ def test_emoji_over_four_tokens_appears_with_the_last():
     assert pieces == ["", "", "", "🤖"]
 
 
+def test_rest_of_a_character_that_the_prompt_began_is_marks_and_nothing_of_the_prompt():
+    _, _, *rest = "🤖".encode()
+    detokenizer = Detokenizer(sentence_piece())
+
+    assert [detokenizer.push(3 + byte) for byte in rest] == ["\ufffd", "\ufffd"]
+    assert detokenizer.push(3 + ord("A")) == "A"
+
+
 def test_end_inside_a_character_gives_one_mark():
     detokenizer = Detokenizer(sentence_piece())
 
