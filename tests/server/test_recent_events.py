@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 from command_line import everbatch
 from server.fakes import async_test, in_process, listening, make_harness
 
@@ -9,6 +10,7 @@ from everbatch.base.eventlog import read_events, read_header
 from everbatch.base.events import Arrived, Deferred, QuietSteps, StepRan
 from everbatch.diagnose.explain import explain
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.server.api_keys import ApiKeys, KeyOwner
 from everbatch.server.recent_events import RecentEvents
 
 CONFIG = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8, num_blocks=4)
@@ -54,9 +56,36 @@ async def test_explain_asks_a_server_by_its_address() -> None:
     assert f"ask: everbatch explain {url}/v1 {done['id']}-1" in whole.out
 
 
-def _post(url: str, body: dict) -> dict:
-    import httpx
+@async_test
+async def test_explain_takes_what_a_client_sent_as_its_request_s_id() -> None:
+    keys = ApiKeys()
+    keys.add("k1", KeyOwner(), "a key")
+    async with listening(make_harness(keys=keys)) as url, asyncio.timeout(60):
 
+        def ask() -> list[str]:
+            headers = {"Authorization": "Bearer k1", "X-Request-Id": "mine.1"}
+            bodies = ({"prompt": "x"}, {"prompt": ["y", "z"], "n": 2})
+            return [
+                httpx.post(f"{url}/v1/completions", json=body, headers=headers).json()["id"]
+                for body in bodies
+            ]
+
+        first, second = await asyncio.to_thread(ask)
+        found = await asyncio.to_thread(everbatch, "explain", url, "mine.1", "--api-key", "k1")
+        other = await asyncio.to_thread(everbatch, "explain", url, "mine", "--api-key", "k1")
+        without = await asyncio.to_thread(everbatch, "explain", url, "mine.1")
+
+    assert first.startswith("cmpl-mine.1-") and second.startswith("cmpl-mine.1-")
+    assert first != second
+    told = [line.split(":")[0] for line in found.out.splitlines() if line.startswith("request ")]
+    samples = [f"request {second}-{prompt}/{sample}" for prompt in (0, 1) for sample in (0, 1)]
+    assert told == [f"request {first}", *samples]
+    assert other.status == 2
+    assert f"did you mean {first}" in other.err or "such as" in other.err
+    assert (without.status, "give one of its keys with --api-key" in without.err) == (2, True)
+
+
+def _post(url: str, body: dict) -> dict:
     return httpx.post(f"{url}/v1/completions", json=body).json()
 
 

@@ -1,9 +1,13 @@
 """X-Request-Id: every answer brings one back, whatever the answer is."""
 
+import asyncio
+import re
+
 import httpx
 import pytest
 from server.fakes import Harness, async_test, in_process, make_harness
 
+from everbatch.diagnose.explain import NUM_TAIL_DIGITS
 from everbatch.scheduler.config import TenantConfig
 from everbatch.server.request_id import MAX_REQUEST_ID_LENGTH
 
@@ -98,6 +102,37 @@ async def test_without_one_it_is_the_answer_s() -> None:
     answer = await ask(make_harness(), COMPLETIONS, {"prompt": "x"}, {})
 
     assert answer.headers["x-request-id"] == answer.json()["id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "is_part"),
+    [("a", True), ("A-1.b_c:9", True), ("i" * 128, True), ("a/0", False), ("a$b", False)],
+)
+def test_a_plain_one_is_part_of_the_answer_s_id(given: str, is_part: bool) -> None:
+    @async_test
+    async def run() -> None:
+        answer = await ask(make_harness(), COMPLETIONS, {"prompt": "x"}, {"X-Request-Id": given})
+        answer_id = answer.json()["id"]
+
+        assert answer.headers["x-request-id"] == given
+        assert answer_id.startswith(f"cmpl-{given}-") == is_part
+        tail = answer_id.rpartition("-")[2]
+        assert re.fullmatch(r"[0-9a-f]+", tail)
+        assert len(tail) == (NUM_TAIL_DIGITS if is_part else 32)
+
+    run()
+
+
+@async_test
+async def test_two_requests_of_one_id_at_once_are_two() -> None:
+    harness = make_harness()
+    async with in_process(harness) as client:
+        answers = await asyncio.gather(
+            *(client.post(COMPLETIONS, json={"prompt": "x"}, headers=MINE) for _ in range(2))
+        )
+
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert len({answer.json()["id"] for answer in answers}) == 2
 
 
 @async_test

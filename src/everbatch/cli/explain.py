@@ -51,19 +51,30 @@ LENGTH_WIDTH = 10
     help="Name so many requests worth asking about: longest waits, most preempted.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option(
+    "--api-key",
+    envvar=("EVERBATCH_API_KEY", "OPENAI_API_KEY"),
+    help="Sent to a server as a bearer token, if given.",
+)
 @click.pass_context
 def command(
-    context: click.Context, source: str, request: str | None, worst: int | None, as_json: bool
+    context: click.Context,
+    source: str,
+    request: str | None,
+    worst: int | None,
+    as_json: bool,
+    api_key: str | None,
 ) -> None:
     """Tell the life of REQUEST from an event log, or from the server at URL (or host:port).
 
-    Of a request with several samples "ID" tells all of them, "ID/0" one. Without REQUEST: an
-    overview of the log. LOG may be - for standard input.
+    REQUEST is the id of an answer, or what its client sent as X-Request-Id. Of a request with
+    several samples "ID" tells all of them, "ID/0" one. Without REQUEST: an overview of the log. LOG
+    may be - for standard input.
     """
     if request is not None and worst is not None:
         raise ConfigError("--worst names requests; leave out either it or the request")
     explanation, found = None, None
-    with _lines(source) as lines, _naming(source):
+    with _lines(source, api_key) as lines, _naming(source):
         if request is not None:
             explanation = explain(lines, request)
         else:
@@ -83,10 +94,10 @@ def command(
 
 
 @contextmanager
-def _lines(source: str) -> Iterator[Iterable[str]]:
+def _lines(source: str, api_key: str | None) -> Iterator[Iterable[str]]:
     """Open a log: a file, standard input, or the last events of a server."""
     if is_server(source):
-        yield StringIO(_fetch(source))
+        yield StringIO(_fetch(source, api_key))
         return
     if source == STANDARD_INPUT:
         yield sys.stdin
@@ -110,17 +121,20 @@ def _naming(source: str) -> Iterator[None]:
         raise EventLogError(f"{source}: {error}") from error
 
 
-def _fetch(url: str) -> str:
+def _fetch(url: str, api_key: str | None) -> str:
     import httpx
 
     base = base_url(url).removesuffix(EVENTS_PATH)
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        answer = httpx.get(base + EVENTS_PATH, timeout=FETCH_TIMEOUT_S)
+        answer = httpx.get(base + EVENTS_PATH, headers=headers, timeout=FETCH_TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise EverbatchError(
             f"no server answers at {url} ({error}): start one with `everbatch serve`, or give the "
             "file of its --event-log"
         ) from error
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        raise EverbatchError(f"{base} wants an API key: give one of its keys with --api-key")
     if answer.status_code != httpx.codes.OK:
         raise EverbatchError(
             f"{base}{EVENTS_PATH} answered {answer.status_code}: is this a server of everbatch?"

@@ -3,6 +3,7 @@
 `explain` gives values, `sentences.tell` makes text of them.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -18,6 +19,8 @@ from everbatch.diagnose.world import World
 MAX_MATCHES = 5
 MAX_PROMPTS = 64
 """Prompts of one completion that are told together; a longer list is for programs."""
+NUM_TAIL_DIGITS = 12
+"""Of the tail that makes an answer's id unique where its client gave one."""
 MAX_IDS_COMPARED = 20_000
 """Comparing an unknown id with more of them would take longer than reading the log."""
 
@@ -57,7 +60,8 @@ class Explanation:
 def explain(lines: Iterable[str], request: str) -> Explanation:
     """Read a log and tell the life of a request, or of each of its samples.
 
-    The id of a completion of several prompts, requests ID-0, ID-1 and so on, tells all of them.
+    The id of a completion of several prompts, requests ID-0, ID-1 and so on, tells all of them, and
+    so does what clients sent as X-Request-Id.
 
     Raises EventLogError if the log cannot be read at all, UnknownRequest if it does not name it.
     """
@@ -72,7 +76,7 @@ def explain(lines: Iterable[str], request: str) -> Explanation:
         recorder.take(event)
         if isinstance(event, Arrived | Rejected | SampleFinished):
             ids[event.id] = None
-            if _is_prompt_of(request, event.id) and len(prompts) < MAX_PROMPTS:
+            if _belongs_to(request, event.id) and len(prompts) < MAX_PROMPTS:
                 prompts.setdefault(event.id, Recorder(event.id, world))
         for of_prompt in prompts.values():
             of_prompt.take(event)
@@ -103,9 +107,16 @@ def close_ids(request: str, ids: list[str]) -> list[str]:
     return [id for id in ids if request and (request in id or id in request)][:MAX_MATCHES]
 
 
-def _is_prompt_of(completion: str, id: str) -> bool:
+def _belongs_to(asked: str, id: str) -> bool:
+    """Whether a request is a prompt of a completion, or of what a client called so."""
     stem, _, number = id.rpartition("-")
-    return stem == completion and number.isdecimal()
+    if stem == asked and number.isdecimal():
+        return True
+    # A server makes KIND-GIVEN-TAIL of the id that a client gave.
+    if asked not in id:
+        return False
+    tail = rf"-[0-9a-f]{{{NUM_TAIL_DIGITS}}}(-\d+)?"
+    return re.fullmatch(rf"[a-z]+-{re.escape(asked)}{tail}", id) is not None
 
 
 def _unknown(request: str, ids: list[str], log: LogReader) -> str:
