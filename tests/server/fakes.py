@@ -27,6 +27,7 @@ from everbatch.engine.engine import Engine, EngineRequest
 from everbatch.engine.executor import EmittedTokens, TokenLogprobs
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import StepOutcome, StepPlan
+from everbatch.server.api_keys import ApiKeys
 from everbatch.server.app import create_app
 from everbatch.server.bridge import AsyncEngine
 from everbatch.server.metrics import ServerMetrics
@@ -250,6 +251,8 @@ class Harness:
     executor: SpeakingExecutor
     settings: ServerSettings
     lines: list[str]
+    access: list[str]
+    """Lines of the access log."""
     server: "asyncio.Task[None] | None" = None
     """Runs while a real server listens."""
 
@@ -269,6 +272,8 @@ def make_harness(
     executor: SpeakingExecutor | None = None,
     template: str | None = TEMPLATE,
     settings: dict[str, Any] | None = None,
+    keys: ApiKeys | None = None,
+    logs_access: bool = False,
     **scheduler: Any,
 ) -> Harness:
     """Make a server with 8 slots, 64 blocks of 16 tokens and a context of 512."""
@@ -281,8 +286,17 @@ def make_harness(
     metrics = ServerMetrics(MODEL, core.stats(), core.config, server.metrics_prefix)
     engine = AsyncEngine(core, metrics, clock, server)
     lines: list[str] = []
-    app = create_app(engine, model, server, clock, lines.append)
-    return Harness(app, engine, core, executor, server, lines)
+    access: list[str] = []
+    app = create_app(
+        engine,
+        model,
+        server,
+        clock,
+        lines.append,
+        keys=keys,
+        log_access=access.append if logs_access else None,
+    )
+    return Harness(app, engine, core, executor, server, lines, access)
 
 
 @asynccontextmanager

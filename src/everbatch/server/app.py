@@ -58,7 +58,7 @@ def create_app(
         look_s = engine.progress.look_s
         watching = (
             asyncio.create_task(_status(served, print_line)),
-            asyncio.create_task(look_again_and_again(engine.check_progress, look_s)),
+            asyncio.create_task(look_again_and_again(engine.look, look_s)),
         )
         try:
             yield

@@ -22,7 +22,7 @@ from everbatch.engine.engine import Engine, EngineRequest, StepResult, TokenOutp
 from everbatch.scheduler.admission import RejectReason
 from everbatch.scheduler.request import FinishReason
 from everbatch.server.engine_thread import Batch, EngineThread
-from everbatch.server.errors import too_many, unavailable
+from everbatch.server.errors import bad_request, too_many, unavailable
 from everbatch.server.inbox import Inbox
 from everbatch.server.live import (
     EndCause,
@@ -125,9 +125,7 @@ class AsyncEngine:
             )
             self._live.add(live, zip(request.sample_ids, receivers, strict=True))
             if max_total_s is not None:
-                live.timer = asyncio.get_running_loop().call_later(
-                    max_total_s, self._time_out, live, max_total_s
-                )
+                self._live.limit(live, max_total_s)
         self._idle.clear()
 
     def check_alive(self) -> None:
@@ -145,11 +143,13 @@ class AsyncEngine:
         if stalled_s is not None:
             raise unavailable(_stall_text(stalled_s), "engine_stalled")
 
-    def check_progress(self) -> None:
-        """If the engine hangs in a step, tell those who wait; to be called again and again.
+    def look(self) -> None:
+        """See what the engine does not tell; to be called again and again.
 
-        Who runs is left alone: its answer goes on if the step comes back.
+        Whose time is over ends. If the engine hangs in a step, those who wait are told; who runs is
+        left alone: its answer goes on if the step comes back.
         """
+        self._end_overdue(self._clock.now_ns())
         stalled_s = self.progress.stalled_s()
         if stalled_s is None:
             if self._has_stalled:
@@ -224,6 +224,7 @@ class AsyncEngine:
             self._refuse(request_id, refused)
         if batch.result is not None:
             self._deliver_result(batch.result)
+            self._end_overdue(self._clock.now_ns())
 
     def _deliver_result(self, result: StepResult) -> None:
         now_ns = self._clock.now_ns()
@@ -324,8 +325,9 @@ class AsyncEngine:
         self.metrics.fold_request(request, self._clock.now_ns())
         self._note_idle()
 
-    def _time_out(self, request: LiveRequest, limit_s: float) -> None:
-        self._cut(request, TimedOut(limit_s), EndCause.DEADLINE)
+    def _end_overdue(self, now_ns: int) -> None:
+        for request, limit_s in self._live.take_overdue(now_ns):
+            self._cut(request, TimedOut(limit_s), EndCause.DEADLINE)
 
     def _cut(self, request: LiveRequest, ending: Ending, cause: EndCause) -> None:
         """End a whole request before its end, and tell its receivers."""
@@ -339,6 +341,13 @@ class AsyncEngine:
         for tenant in dict.fromkeys(request.tenant for request in requests):
             num_live = self._live.num_of_tenant(tenant)
             wanted = num_live + sum(request.tenant == tenant for request in requests)
+            if limit and wanted - num_live > limit:
+                raise bad_request(
+                    f"the body has {wanted - num_live:,} prompts, --max-tenant-requests is "
+                    f"{limit:,}: send fewer at once",
+                    "prompt",
+                    "invalid_value",
+                )
             if limit and wanted > limit:
                 self.metrics.count_rejection("tenant_busy")
                 whose = f"tenant {tenant!r}" if tenant else "whoever names no tenant"

@@ -4,12 +4,13 @@ Belongs here: the records, and finding them by the ids under which the engine sp
 here: what happens to them (bridge.py).
 """
 
-from asyncio import TimerHandle
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from heapq import heappop, heappush
 from typing import Protocol
 
+from everbatch.base.units import NS_PER_S
 from everbatch.engine.engine import TokenOutput
 from everbatch.scheduler.admission import Rejection
 from everbatch.scheduler.request import FinishReason
@@ -101,8 +102,6 @@ class LiveRequest:
     """How its samples ended so far: the first one that was cut, if any was."""
     cause: EndCause | None = None
     """Why that one was, if it was aborted."""
-    timer: TimerHandle | None = None
-    """Ends it when its total time is over."""
     samples: "dict[str, LiveSample]" = field(default_factory=dict)
     """Those that are live."""
 
@@ -131,6 +130,8 @@ class LiveRequests:
         self._requests: dict[str, LiveRequest] = {}
         self._samples: dict[str, LiveSample] = {}
         self._of_tenants: dict[str, int] = {}
+        self._limits: list[tuple[int, str, float]] = []
+        """A heap of (last moment, id, seconds from arrival); some have ended before."""
 
     @property
     def num_requests(self) -> int:
@@ -167,6 +168,20 @@ class LiveRequests:
             sample = LiveSample(sample_id, request, receiver)
             self._samples[sample_id] = request.samples[sample_id] = sample
 
+    def limit(self, request: LiveRequest, seconds: float) -> None:
+        """Let a request live for so long."""
+        last_ns = request.arrival_ns + int(seconds * NS_PER_S)
+        heappush(self._limits, (last_ns, request.id, seconds))
+
+    def take_overdue(self, now_ns: int) -> list[tuple[LiveRequest, float]]:
+        """Take out those whose limit has passed and who live still, with their limits."""
+        found: list[tuple[LiveRequest, float]] = []
+        while self._limits and self._limits[0][0] < now_ns:
+            _, request_id, seconds = heappop(self._limits)
+            if request_id in self._requests:
+                found.append((self._requests[request_id], seconds))
+        return found
+
     def remove(self, sample: LiveSample) -> bool:
         """Take a sample out; gives whether its request went with it."""
         del self._samples[sample.id]
@@ -175,8 +190,6 @@ class LiveRequests:
         if request.samples:
             return False
         del self._requests[request.id]
-        if request.timer is not None:
-            request.timer.cancel()
         self._of_tenants[request.tenant] -= 1
         if not self._of_tenants[request.tenant]:
             del self._of_tenants[request.tenant]
