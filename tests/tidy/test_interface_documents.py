@@ -15,7 +15,14 @@ from everbatch.cli.generate import answer_facts
 from everbatch.cli.main import COMMANDS, cli
 from everbatch.cli.prompts import OTHER_KEYS, PROMPT_KEYS, Task
 from everbatch.engine.metrics import EngineStats
-from everbatch.server import chat_messages, openapi, protocol
+from everbatch.server import (
+    chat_messages,
+    openapi,
+    protocol,
+    responses_fields,
+    side_bodies,
+    structured_fields,
+)
 from everbatch.server.metrics import ServerMetrics
 from everbatch.server.settings import ServerSettings
 
@@ -154,7 +161,14 @@ def test_every_command_is_in_the_readme():
 
 
 def test_every_field_of_a_body_is_documented():
-    bodies = (openapi.COMPLETIONS, openapi.CHAT_COMPLETIONS)
+    bodies = (
+        openapi.COMPLETIONS,
+        openapi.CHAT_COMPLETIONS,
+        openapi.RESPONSES,
+        openapi.TOKENIZE,
+        openapi.DETOKENIZE,
+        openapi.ABORT,
+    )
     fields = {
         name
         for body in bodies
@@ -165,6 +179,10 @@ def test_every_field_of_a_body_is_documented():
         *protocol.NOT_SUPPORTED_IN_COMPLETIONS,
         *protocol.NOT_SUPPORTED_IN_CHAT,
         *chat_messages.NOT_SUPPORTED,
+        *responses_fields.NOT_SUPPORTED,
+        *structured_fields.GUIDED,
+        *structured_fields.NOT_SUPPORTED,
+        *side_bodies.NOT_SUPPORTED,
     }
 
     known = fields | refused | set(protocol.LABELS) | set(chat_messages.ROLES)

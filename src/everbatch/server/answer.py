@@ -170,7 +170,7 @@ async def answer_whole(request: Request, answering: Answering) -> Response:
     """Give the whole answer when the last choice has ended; raises ApiError or ClientLeft."""
     api, channel = answering.api, answering.channel
     choices = [
-        CollectedChoice(api, index, answering.logprobs(index), answering.prompt_of(index).echo)
+        CollectedChoice(answering.logprobs(index), answering.prompt_of(index).echo)
         for index in range(answering.num_choices)
     ]
     watcher = asyncio.create_task(watch_client(request.receive, channel))

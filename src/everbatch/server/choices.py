@@ -83,10 +83,6 @@ class Api(Protocol):
 
     prompt_field: str
 
-    def choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        """Give the part of a whole choice that holds its text and why it ended."""
-        ...
-
     def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes: ...
 
     def stream(self, head: Head, wanted: Streaming) -> Stream: ...
@@ -99,11 +95,11 @@ class Api(Protocol):
 class CompletionApi:
     prompt_field = "prompt"
 
-    def choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        return {"text": text, "finish_reason": finish_reason}
-
     def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
-        return body_of_choices("text_completion", head, choices, usage)
+        parts = [
+            {"text": choice.full_text, "finish_reason": choice.finish_reason} for choice in choices
+        ]
+        return _body("text_completion", head, choices, parts, usage)
 
     def stream(self, head: Head, wanted: Streaming) -> Stream:
         return Events("text_completion", TextDeltas(), head, wanted)
@@ -115,12 +111,9 @@ class CompletionApi:
 class ChatApi:
     prompt_field = "messages"
 
-    def choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"message": message, "finish_reason": finish_reason}
-
     def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
-        return body_of_choices("chat.completion", head, choices, usage)
+        parts = [self._part(choice) for choice in choices]
+        return _body("chat.completion", head, choices, parts, usage)
 
     def stream(self, head: Head, wanted: Streaming) -> Stream:
         return Events("chat.completion.chunk", MessageDeltas(), head, wanted)
@@ -128,13 +121,15 @@ class ChatApi:
     def logprobs(self, tokenizer: Tokenizer, num_top: int, prompt: PromptScores | None) -> Logprobs:
         return ChatLogprobs(tokenizer, num_top)
 
+    def _part(self, choice: "CollectedChoice") -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice.full_text, "refusal": None}
+        return {"message": message, "finish_reason": choice.finish_reason}
+
 
 class CollectedChoice:
     """A choice that is sent as a whole. `echo`: the text that it repeats of its prompt."""
 
-    def __init__(self, api: Api, index: int, logprobs: Logprobs | None, echo: str = "") -> None:
-        self._api = api
-        self._index = index
+    def __init__(self, logprobs: Logprobs | None, echo: str = "") -> None:
         self._logprobs = logprobs
         self._echo = echo
         self._pieces: list[str] = []
@@ -157,25 +152,26 @@ class CollectedChoice:
     def finish(self, finish_reason: str) -> None:
         self.finish_reason = finish_reason
 
-    def json(self) -> dict[str, Any]:
-        return {
-            "index": self._index,
-            "logprobs": self.take_logprobs(),
-            **self._api.choice(self.full_text, self.finish_reason),
-        }
 
-
-def body_of_choices(
-    kind: str, head: Head, choices: Sequence[CollectedChoice], usage: Usage
+def _body(
+    kind: str,
+    head: Head,
+    choices: Sequence[CollectedChoice],
+    parts: Sequence[dict[str, Any]],
+    usage: Usage,
 ) -> bytes:
-    """Give the body of an answer that is not streamed."""
+    """Give the body of an answer; `parts`: what each choice tells besides index and logprobs."""
+    numbered = enumerate(zip(choices, parts, strict=True))
     return _encoder.encode(
         {
             "id": head.id,
             "object": kind,
             "created": head.created,
             "model": head.model,
-            "choices": [choice.json() for choice in choices],
+            "choices": [
+                {"index": index, **part, "logprobs": choice.take_logprobs()}
+                for index, (choice, part) in numbered
+            ],
             "usage": usage.json(),
         }
     )

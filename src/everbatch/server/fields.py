@@ -110,6 +110,13 @@ class Fields:
             raise self.wrong_type(field, "an object", value)
         return Fields(value, self.name(field))
 
+    def object_value(self, field: str) -> dict[str, Json] | None:
+        """Take an object as it is, whatever it holds."""
+        value = self.take(field)
+        if value is not None and not isinstance(value, dict):
+            raise self.wrong_type(field, "an object", value)
+        return value
+
     def refuse(self, unsupported: Mapping[str, IsNeutral]) -> None:
         """Refuse what we know but do not support, unless it is null or asks for what we do."""
         for field, is_neutral in unsupported.items():

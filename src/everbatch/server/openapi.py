@@ -10,6 +10,12 @@ _NUMBER = {"type": "number"}
 _BOOLEAN = {"type": "boolean", "default": False}
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
+_SCHEMA_FIELDS: dict[str, Any] = {
+    "name": {"type": "string", "maxLength": 64},
+    "description": {"type": "string", "maxLength": 4_096},
+    "strict": {"type": "boolean"},
+    "schema": {"type": "object"},
+}
 _FORMS: dict[str, Any] = {
     "json": {"anyOf": [{"type": "object"}, {"type": "string"}]},
     "json_object": _BOOLEAN,
@@ -73,12 +79,7 @@ _COMMON: dict[str, Any] = {
             "type": {"enum": ["text", "json_object", "json_schema"]},
             "json_schema": {
                 "type": "object",
-                "properties": {
-                    "name": {"type": "string", "maxLength": 64},
-                    "description": {"type": "string"},
-                    "strict": {"type": "boolean"},
-                    "schema": {"type": "object"},
-                },
+                "properties": _SCHEMA_FIELDS,
                 "additionalProperties": False,
             },
         },
@@ -99,7 +100,7 @@ _TEXT_PART = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "additionalProperties": False,
 }
-_MESSAGE = {
+_MESSAGE: dict[str, Any] = {
     "type": "object",
     "required": ["role", "content"],
     "properties": {
@@ -158,6 +159,62 @@ CHAT_COMPLETIONS = _operation(
         "logprobs": _BOOLEAN,
         "top_logprobs": _LOGPROBS,
     },
+)
+_INPUT_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {
+        "type": {"enum": ["input_text", "output_text", "text"]},
+        "text": {"type": "string"},
+    },
+}
+_INPUT_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "type": {"const": "message"},
+        "role": _MESSAGE["properties"]["role"],
+        "content": {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": _INPUT_PART, "minItems": 1}]
+        },
+    },
+}
+# What has another name in this API, or no sense.
+_ELSEWHERE = ("max_tokens", "n", "stream_options", "response_format")
+RESPONSES = _operation(
+    ("input",),
+    {
+        "input": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": _INPUT_MESSAGE, "minItems": 1},
+            ]
+        },
+        "instructions": {"type": "string", "description": "A system message before the input."},
+        "max_output_tokens": {"type": "integer", "minimum": 1},
+        "text": {
+            "type": "object",
+            "properties": {
+                "format": {
+                    "type": "object",
+                    "required": ["type"],
+                    "properties": {
+                        "type": {"enum": ["text", "json_object", "json_schema"]},
+                        **_SCHEMA_FIELDS,
+                    },
+                    "additionalProperties": False,
+                }
+            },
+        },
+        "include": {
+            "type": "array",
+            "items": {"const": "message.output_text.logprobs"},
+        },
+        "top_logprobs": _LOGPROBS,
+        "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+        "chat_template_kwargs": {"type": "object"},
+    },
+    {name: schema for name, schema in _COMMON.items() if name not in _ELSEWHERE},
 )
 _MODEL = {"model": _COMMON["model"]}
 TOKENIZE = _operation(

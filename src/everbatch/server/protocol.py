@@ -70,51 +70,51 @@ class ChatRequest:
     template_variables: Mapping[str, Json]
 
 
-def _only(*values: Json) -> IsNeutral:
+def only(*values: Json) -> IsNeutral:
     return lambda value: any(type(value) is type(one) and value == one for one in values)
 
 
-def _nothing(_value: Json) -> bool:
+def nothing(_value: Json) -> bool:
     return False
 
 
 NOT_SUPPORTED_ANYWHERE: dict[str, IsNeutral] = {
-    "use_beam_search": _only(False),
-    "logit_processors": _nothing,
-    "logits_processors": _nothing,
-    "prompt_logprobs": _nothing,
-    "guided_decoding_backend": _nothing,
-    "guided_whitespace_pattern": _nothing,
-    "service_tier": _only("auto", "default"),
-    "truncate_prompt_tokens": _nothing,
-    "length_penalty": _only(1, 1.0),
-    "bad_words": _only([]),
+    "use_beam_search": only(False),
+    "logit_processors": nothing,
+    "logits_processors": nothing,
+    "prompt_logprobs": nothing,
+    "guided_decoding_backend": nothing,
+    "guided_whitespace_pattern": nothing,
+    "service_tier": only("auto", "default"),
+    "truncate_prompt_tokens": nothing,
+    "length_penalty": only(1, 1.0),
+    "bad_words": only([]),
 }
 NOT_SUPPORTED_IN_COMPLETIONS: dict[str, IsNeutral] = {
-    "best_of": _only(1),
-    "suffix": _only(""),
-    "prompt_embeds": _nothing,
+    "best_of": only(1),
+    "suffix": only(""),
+    "prompt_embeds": nothing,
 }
 NOT_SUPPORTED_IN_CHAT: dict[str, IsNeutral] = {
-    "tools": _only([]),
-    "tool_choice": _only("none"),
-    "parallel_tool_calls": _nothing,
-    "functions": _only([]),
-    "function_call": _only("none"),
-    "audio": _nothing,
-    "modalities": _only(["text"]),
-    "store": _only(False),
-    "prediction": _nothing,
-    "reasoning_effort": _nothing,
-    "verbosity": _nothing,
-    "web_search_options": _nothing,
-    "moderation": _nothing,
-    "prompt_cache_retention": _nothing,
-    "echo": _only(False),
-    "chat_template": _nothing,
-    "add_generation_prompt": _only(True),
-    "continue_final_message": _only(False),
-    "documents": _only([]),
+    "tools": only([]),
+    "tool_choice": only("none"),
+    "parallel_tool_calls": nothing,
+    "functions": only([]),
+    "function_call": only("none"),
+    "audio": nothing,
+    "modalities": only(["text"]),
+    "store": only(False),
+    "prediction": nothing,
+    "reasoning_effort": nothing,
+    "verbosity": nothing,
+    "web_search_options": nothing,
+    "moderation": nothing,
+    "prompt_cache_retention": nothing,
+    "echo": only(False),
+    "chat_template": nothing,
+    "add_generation_prompt": only(True),
+    "continue_final_message": only(False),
+    "documents": only([]),
 }
 LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
@@ -137,7 +137,7 @@ def read_completion(body: bytes, max_prompts: int) -> CompletionRequest:
     echo = fields.boolean("echo")
     if echo and logprobs is not None:
         raise fields.bad("echo", "does not go with logprobs: those of a prompt are not computed")
-    common = _common(fields, logprobs, fields.take("max_tokens"))
+    common = read_common(fields, logprobs, fields.take("max_tokens"))
     fields.end()
     return CompletionRequest(common, prompts, add_special_tokens, echo)
 
@@ -147,15 +147,17 @@ def read_chat(body: bytes) -> ChatRequest:
     fields = Fields(decode_object(body))
     fields.refuse(NOT_SUPPORTED_ANYWHERE | NOT_SUPPORTED_IN_CHAT)
     messages = read_messages(fields)
-    common = _common(fields, _chat_logprobs(fields), _chat_max_tokens(fields))
-    variables = fields.take("chat_template_kwargs")
-    if variables is not None and not isinstance(variables, dict):
-        raise fields.wrong_type("chat_template_kwargs", "an object", variables)
+    common = read_common(fields, _chat_logprobs(fields), _chat_max_tokens(fields))
+    variables = fields.object_value("chat_template_kwargs")
     fields.end()
     return ChatRequest(common, messages, variables or {})
 
 
-def _common(fields: Fields, logprobs: int | None, max_tokens: Json) -> Common:
+def read_common(
+    fields: Fields, logprobs: int | None, max_tokens: Json, form: Json = None
+) -> Common:
+    """Read what all bodies have in common. form: what the API's own field asks for, if it has one
+    of another name than response_format."""
     for label in LABELS:
         fields.text(label, MAX_LABEL_LENGTH)
     _metadata(fields)
@@ -164,7 +166,7 @@ def _common(fields: Fields, logprobs: int | None, max_tokens: Json) -> Common:
     include_usage, continuous_usage = _usage_wanted(fields, stream=stream)
     return Common(
         model=model,
-        sampling=_sampling(fields, logprobs, max_tokens),
+        sampling=_sampling(fields, logprobs, max_tokens, form),
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
@@ -183,10 +185,10 @@ def _seconds(fields: Fields, field: str) -> float | None:
     return value
 
 
-def _sampling(fields: Fields, logprobs: int | None, max_tokens: Json) -> SamplingParams:
+def _sampling(fields: Fields, logprobs: int | None, max_tokens: Json, form: Json) -> SamplingParams:
     """Read the sampling options; SamplingParams says what is wrong with their values."""
     wanted = {name: fields.take(name) for name in _SAMPLING_FIELDS}
-    wanted["structured_outputs"] = take_form(fields)
+    wanted["structured_outputs"] = take_form(fields, form)
     given = {name: value for name, value in wanted.items() if value is not None}
     if not isinstance(given.get("logit_bias", {}), dict):
         raise fields.wrong_type("logit_bias", "an object of token id to bias", given["logit_bias"])
@@ -234,7 +236,7 @@ def _usage_wanted(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
         raise fields.bad("stream_options", 'goes with "stream": true only')
     at_the_end = options.boolean("include_usage")
     always = options.boolean("continuous_usage_stats")
-    options.refuse({"include_obfuscation": _only(False)})
+    options.refuse({"include_obfuscation": only(False)})
     options.end()
     if always and not at_the_end:
         raise options.bad("continuous_usage_stats", 'goes with "include_usage": true only')

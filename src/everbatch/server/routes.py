@@ -37,6 +37,8 @@ from everbatch.server.protocol import (
     read_completion,
 )
 from everbatch.server.request_id import new_answer_id, request_id
+from everbatch.server.responses import ResponsesApi
+from everbatch.server.responses_fields import read_responses
 from everbatch.server.served import Served, check_model
 from everbatch.server.side_routes import add_side_routes
 from everbatch.server.standing import with_headers
@@ -75,6 +77,13 @@ def make_router(served: Served) -> APIRouter:
         methods=["POST"],
         summary="Answer a conversation",
         openapi_extra=openapi.CHAT_COMPLETIONS,
+    )
+    router.add_api_route(
+        "/v1/responses",
+        routes.responses,
+        methods=["POST"],
+        summary="Answer a text or a conversation",
+        openapi_extra=openapi.RESPONSES,
     )
     add_side_routes(router, served)
     return router
@@ -120,6 +129,9 @@ class _Routes:
     async def chat_completions(self, request: Request) -> Response:
         return await _within_borders(request, "chatcmpl", self._chat)
 
+    async def responses(self, request: Request) -> Response:
+        return await _within_borders(request, "resp", self._respond)
+
     async def _complete(self, request: Request, answer_id: str) -> Response:
         settings, encoding = self._served.settings, self._encoding
         body = await self._read(request)
@@ -143,6 +155,13 @@ class _Routes:
         token_ids = await self._encoding.chat_ids(wanted.messages, wanted.template_variables)
         prompts = [self._prompt(token_ids, common.sampling)]
         return await self._answer(request, answer_id, ChatApi(), common, prompts)
+
+    async def _respond(self, request: Request, answer_id: str) -> Response:
+        wanted = read_responses(await self._read(request))
+        common = await self._checked(wanted.common, request)
+        token_ids = await self._encoding.chat_ids(wanted.messages, wanted.template_variables)
+        prompts = [self._prompt(token_ids, common.sampling)]
+        return await self._answer(request, answer_id, ResponsesApi(wanted.told), common, prompts)
 
     async def _checked(self, common: Common, request: Request) -> Common:
         """Check what needs no prompt, and take in what stands in the headers."""

@@ -65,9 +65,7 @@ def read_tokenize(body: bytes) -> TokenizeRequest:
     # The template writes the special tokens itself.
     fields.refuse({"add_special_tokens": _false})
     adds_prompt = fields.boolean("add_generation_prompt", True)
-    variables = fields.take("chat_template_kwargs")
-    if variables is not None and not isinstance(variables, dict):
-        raise fields.wrong_type("chat_template_kwargs", "an object", variables)
+    variables = fields.object_value("chat_template_kwargs")
     fields.end()
     return TokenizeRequest(
         model, "", messages, variables or {}, False, adds_prompt, return_token_strs

@@ -31,9 +31,11 @@ NOT_SUPPORTED: dict[str, IsNeutral] = {
 }
 
 
-def take_form(fields: Fields) -> Json:
-    """Take the form that is asked for, as SamplingParams takes it; None: any text."""
+def take_form(fields: Fields, own: Json = None) -> Json:
+    """Take the form that is asked for, as SamplingParams takes it; None: any text. `own`: what was
+    taken from a field of the API's own."""
     wishes = {
+        "text.format": own,
         "response_format": _response_format(fields),
         "structured_outputs": _structured_outputs(fields),
     }
