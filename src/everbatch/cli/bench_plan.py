@@ -14,7 +14,7 @@ from everbatch.base.units import NS_PER_S
 from everbatch.cli.bench_options import DEFAULT_NUM_PROMPTS, ENDPOINTS
 from everbatch.cli.server_url import base_url
 from everbatch.loadgen.figures import GOALS, FigureOptions
-from everbatch.loadgen.prompts import PromptFile
+from everbatch.loadgen.prompt_file import PromptFile
 from everbatch.loadgen.run import RunSettings
 from everbatch.loadgen.schedule import (
     Extent,

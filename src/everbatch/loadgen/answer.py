@@ -132,7 +132,7 @@ class AnswerReader:
             return True
         try:
             event = _decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             self.fail(NO_CHUNK, f"{error}: {data[:200].decode(errors='replace')}")
             return False
         if event.error is not None:
@@ -173,7 +173,7 @@ def body_message(body: bytes) -> str:
     """Give what the body of an error says, however it says it."""
     try:
         facts = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return body.decode(errors="replace").strip()[:MAX_MESSAGE_CHARACTERS]
     return error_text(facts.get("error", facts) if isinstance(facts, dict) else facts)
 

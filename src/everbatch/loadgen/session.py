@@ -19,14 +19,8 @@ from everbatch.loadgen.clock import Clock, MonotonicClock
 from everbatch.loadgen.connection import ConnectionPool
 from everbatch.loadgen.contact import NUM_FIRST_WORDS, counted_scale, first_answer, served_model
 from everbatch.loadgen.figures import FigureOptions, RunTimes, Summary, summarize, warnings
-from everbatch.loadgen.prompts import (
-    WORDS,
-    PromptFile,
-    Prompts,
-    RandomTokenIds,
-    RandomWords,
-    Scale,
-)
+from everbatch.loadgen.prompt_file import PromptFile
+from everbatch.loadgen.prompts import WORDS, Prompts, RandomTokenIds, RandomWords, Scale
 from everbatch.loadgen.records import Record
 from everbatch.loadgen.run import LoadRun, RunSettings, Watch, watched
 from everbatch.loadgen.target import Target

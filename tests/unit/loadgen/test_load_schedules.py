@@ -9,7 +9,8 @@ import pytest
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import NS_PER_S
 from everbatch.loadgen.calls import BodyOptions, Calls
-from everbatch.loadgen.prompts import WORDS, PromptFile, RandomTokenIds, RandomWords, Scale
+from everbatch.loadgen.prompt_file import PromptFile
+from everbatch.loadgen.prompts import WORDS, RandomTokenIds, RandomWords, Scale
 from everbatch.loadgen.schedule import Extent, LengthRange, Pace, Ramp, content_of
 from everbatch.loadgen.schedule import synthetic_requests as synthetic
 from everbatch.loadgen.target import Target
@@ -143,6 +144,17 @@ def test_texts_of_a_file_are_messages_in_chat(tmp_path):
     assert found.told(spec(position=1)).prompt == messages
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_conversations_give_their_first_turns(tmp_path, is_chat):
+    turns = [{"from": "human", "value": "a\nb"}, {"from": "gpt", "value": "c"}]
+    conversations = [{"id": "1", "conversations": turns}, {"conversations": []}, {"id": 3}]
+    found = prompt_file(tmp_path, json.dumps(conversations, indent=1), is_chat=is_chat)
+
+    assert len(found) == 1
+    expected = [{"role": "user", "content": "a\nb"}] if is_chat else "a\nb"
+    assert found.told(spec()).prompt == expected
+
+
 @pytest.mark.parametrize(
     ("line", "is_chat", "words"),
     [
@@ -157,6 +169,10 @@ def test_texts_of_a_file_are_messages_in_chat(tmp_path):
         ('{"messages": []}', True, "is empty"),
         ('{"prompt_token_ids": [1]}', True, "--endpoint completions"),
         ('{"prompt_token_ids": ["a"]}', False, "list of integers"),
+        ('{"prompt_token_ids": [-1]}', False, "list of integers"),
+        pytest.param("[" * 100_000, False, "no list of conversations", id="deep"),
+        ('["a"]', False, "no list of conversations"),
+        ('[{"conversations": []}]', False, "holds no prompt"),
         ("", False, "holds no prompt"),
     ],
 )
