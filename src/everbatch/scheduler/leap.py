@@ -97,7 +97,7 @@ class Leaps:
     def _run_stretch(
         self, run: Runner, needing: list[Request], released: list[int], joined: list[Request]
     ) -> bool:
-        """Let steps run that differ in nothing but their first; gives whether another may follow."""
+        """Let steps run of which the first alone may differ; gives whether another may follow."""
         decodes, events = self._state.decodes, self._events
         taken = self._append_to_each(needing) if needing else ()
         step, place = decodes.num_steps + 1, len(events)

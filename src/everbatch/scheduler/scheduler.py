@@ -272,6 +272,8 @@ class Scheduler:
 
     def _run_aborts(self, draft: Draft | None, now_ns: int) -> int:
         """Carry out the aborts that came while the step ran; gives the tokens dropped."""
+        if not self._aborts:
+            return 0
         aborts, self._aborts = self._aborts, {}
         return sum(
             self._endings.drop_and_retire(request, draft, reason, now_ns)

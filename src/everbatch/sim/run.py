@@ -18,8 +18,7 @@ from typing import Protocol, TextIO
 from everbatch.base.clock import VirtualClock
 from everbatch.base.events import Event, Finished, Preempted
 from everbatch.costs.work import StepTime
-from everbatch.engine.engine import Engine, EngineRequest, StepResult
-from everbatch.engine.sampling_params import SamplingParams
+from everbatch.engine.engine import Engine, StepResult
 from everbatch.executors.simulated import SimulatedExecutor
 from everbatch.scheduler.leap import Stretch
 from everbatch.scheduler.plan import StepOutcome, StepPlan, TokenStore
@@ -29,11 +28,11 @@ from everbatch.sim.accounts import QUEUE_EMPTY, Accounts
 from everbatch.sim.arrivals import World
 from everbatch.sim.conservation import check_conservation
 from everbatch.sim.event_body import EventBody
+from everbatch.sim.garbage import rare_collections
 from everbatch.sim.progress import no_progress
 from everbatch.sim.step_times import ClockModel, clock_model
 from everbatch.sim.summary import Summary, figures, request_entries, summary
-from everbatch.sim.texts import TextMaker
-from everbatch.workload.requests import RequestSpec
+from everbatch.sim.texts import TextMaker, engine_request
 from everbatch.workload.scenario import Scenario
 
 SERVED = (FinishReason.STOP, FinishReason.LENGTH)
@@ -88,7 +87,8 @@ def simulate(
 
     Raises NoProgress if live requests can never run.
     """
-    return SimulatedRun(scenario, events, observers, options or RunOptions()).run()
+    with rare_collections():
+        return SimulatedRun(scenario, events, observers, options or RunOptions()).run()
 
 
 class SimulatedRun:
@@ -178,7 +178,7 @@ class SimulatedRun:
             self.accounts.expect(spec)
             counters.last_arrival = spec.arrival
             counters.waiting_at_last_arrival = self.engine.scheduler.state.num_waiting
-            rejection = self.engine.add(_engine_request(spec, self._texts))
+            rejection = self.engine.add(engine_request(spec, self._texts))
             if rejection is not None:
                 self.accounts.note_rejected(spec.id, rejection.message)
                 self._world.ended(spec.id, now, served=False)
@@ -321,7 +321,7 @@ class SimulatedRun:
                 observer.happened(events)
 
     def _count_slots(self, plan: StepPlan) -> None:
-        """Say why slots were empty in the step that has just run, and for how long others were not."""
+        """Say why slots were empty in the step that has just run, and how long others were not."""
         state, counters = self.engine.scheduler.state, self.accounts.counters
         counters.masked_slot_iterations += len(plan.masked)
         num_empty = len(state.free_slots)
@@ -382,17 +382,3 @@ class _WatchedExecutor:
 def _point_name(point: float) -> str:
     """Give a reporting point as it was written: "80", "0.5"."""
     return str(int(point)) if point == int(point) else str(point)
-
-
-def _engine_request(spec: RequestSpec, texts: TextMaker) -> EngineRequest:
-    return EngineRequest(
-        id=spec.id,
-        prompt_token_ids=texts.make(spec),
-        num_prompt_tokens=spec.prompt.num_tokens,
-        sampling=SamplingParams(max_tokens=spec.max_tokens),
-        priority=spec.priority,
-        tenant=spec.tenant,
-        cache_salt=spec.cache_salt,
-        n=spec.num_samples,
-        deadline_ns=None if spec.deadline is None else spec.arrival + spec.deadline,
-    )

@@ -1,11 +1,15 @@
-"""Gives every request of a scenario its token ids, as ranges: nothing is made token by token.
+"""Makes requests for the engine, with their token ids as ranges: nothing is made token by token.
 
 Equal text names are equal streams, so the first ids of a name are the same for every count. Private
 tokens and outputs belong to one request. Written token ids are not negative; all others are, so the
 two never meet.
 """
 
+from functools import lru_cache
+
 from everbatch.base.errors import ConfigError
+from everbatch.engine.engine import EngineRequest
+from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.simulated import Piece, SimulatedText
 from everbatch.workload.requests import RequestSpec
 
@@ -66,3 +70,24 @@ class TextMaker:
         start = self._next_id
         self._next_id = start + count
         return range(start, self._next_id)
+
+
+@lru_cache(maxsize=4096)
+def _limited(max_tokens: int) -> SamplingParams:
+    """Give what a simulated request asks for, which nobody changes: made once a limit."""
+    return SamplingParams(max_tokens=max_tokens)
+
+
+def engine_request(spec: RequestSpec, texts: TextMaker) -> EngineRequest:
+    """Give what the engine is handed for a request; call it once a request."""
+    return EngineRequest(
+        id=spec.id,
+        prompt_token_ids=texts.make(spec),
+        num_prompt_tokens=spec.prompt.num_tokens,
+        sampling=_limited(spec.max_tokens),
+        priority=spec.priority,
+        tenant=spec.tenant,
+        cache_salt=spec.cache_salt,
+        n=spec.num_samples,
+        deadline_ns=None if spec.deadline is None else spec.arrival + spec.deadline,
+    )

@@ -1,7 +1,7 @@
 """The event log: runs of quiet steps, the digest, ids that UTF-8 cannot hold, wrong values."""
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from hashlib import sha256
 from io import StringIO
 
@@ -40,6 +40,22 @@ def test_a_run_of_quiet_steps_is_one_line():
     events = list(read_events(['{"event":"header","version":1}\n', *body.splitlines(True)]))
     assert events[1] == QuietSteps(t=3, step=2, start=1, count=2, decodes=2)
     assert digest == sha256(body.encode()).hexdigest()
+
+
+def test_quiet_steps_told_together_are_those_told_one_by_one():
+    together = QuietSteps(t=4, step=2, start=1, count=3, decodes=2)
+
+    assert write(busy_step(1), together, quiet_step(5)) == write(
+        busy_step(1), *map(quiet_step, (2, 3, 4, 5))
+    )
+
+
+@pytest.mark.parametrize("event", [QuietSteps(4, 2, 1, 3, 2), busy_step(3)])
+def test_lines_made_the_quick_way_are_those_of_json(event):
+    assert json.loads(event_line(event)) == json.loads(
+        json.dumps({"event": event.kind, **asdict(event)})
+    )
+    assert event_line(event).endswith("}\n")
 
 
 @pytest.mark.parametrize("place", range(6))

@@ -173,6 +173,21 @@ def test_a_text_is_read_across_its_pieces(start, stop, ids):
     assert text.read(start, stop) == array("i", ids).tobytes()
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        range(-(1 << 31), -(1 << 31) + 700),
+        range(-300, 0),
+        range(-5, 3),
+        range(65_300, 65_900),
+        range(1 << 30, (1 << 30) + 257),
+    ],
+    ids=str,
+)
+def test_ranges_of_ids_are_read_as_they_would_be_written(ids):
+    assert SimulatedText((ids,), 1).read(0, len(ids)) == array("i", ids).tobytes()
+
+
 def test_reading_beyond_a_text_is_a_bug():
     with pytest.raises(AssertionError):
         SimulatedText((range(4),), 1).read(2, 5)
