@@ -2,19 +2,23 @@
 
 Belongs here: what is done to one row of logits, in which order, and the draw. Not here: requests
 and their parameters' ranges (the executor fills SamplingRows), random numbers (random_numbers.py).
-Called by the model executor after a forward pass.
+Called by the backends after a forward pass; csrc/sampling.cpp gives the same tokens and the same
+bits of logprobs.
 
 Order, as in vLLM (v1/sample/sampler.py): logit_bias, forbidden ids, penalties (repetition, then
 frequency and presence); greedy rows take the largest; the others temperature, min_p, top_k, top_p
 and one uniform number of (seed, position), inverted through the cumulative weights in order of id.
 Ties go to the lowest id everywhere. Logprobs are of the raw logits, before all of this.
 
-A row's result is bitwise the same whatever other rows are there: every reduction runs along one
-row, and what is rare is done row by row.
+A row's result is bitwise the same whatever other rows are there, and on every machine: a weight is
+e ** ((logit - largest) / temperature) out of float32 additions and products (exponential.py), cut
+to a whole number of units of 2 ** -40, and whole numbers have the same sum in every order. A token
+of less than that, 9e-13 of the likeliest one's weight, is never drawn.
 
     R rows, V vocabulary
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,11 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everbatch.kernels.arrays import Flags, Floats, Int64s
+from everbatch.kernels.exponential import exponential
 from everbatch.kernels.random_numbers import uniform
 
 # Below this a division by the temperature could only overflow (vLLM: _SAMPLING_EPS).
 GREEDY_BELOW = 1e-5
 
+# Weights are whole numbers of this: the largest is 2 ** 40, so 2 ** 22 of them fit an int64.
+_UNIT = 2.0**-40
+_UNITS_OF_ONE = np.float32(2.0**40)
 # Rows worked on together: bounds the scratch memory to some 20 bytes * V * 16.
 _ROWS_AT_ONCE = 16
 
@@ -158,30 +166,37 @@ def _draw(values: Floats, rows: SamplingRows, group: Int64s) -> Int64s:
     temperature = rows.temperature[group, None]
     with np.errstate(over="ignore"):  # -inf: too far below the largest to matter.
         scaled = (values - values.max(axis=-1, keepdims=True)) / temperature
-    weights = np.exp(scaled)
+    weights = exponential(scaled)
     weights[weights < rows.min_p[group, None]] = 0.0
+    units = _in_units(weights)
     for index, row in enumerate(group.tolist()):
         top_k, top_p = int(rows.top_k[row]), float(rows.top_p[row])
         if 0 < top_k < values.shape[1] or top_p < 1.0:
-            _truncate(values[index], scaled[index], weights[index], top_k, top_p)
-    cumulative = np.cumsum(weights, axis=-1, dtype=np.float64)
+            _truncate(values[index], scaled[index], units[index], top_k, top_p)
+    cumulative = np.cumsum(units, axis=-1)
+    totals = cumulative[:, -1]
     numbers = uniform(rows.seed[group], rows.position[group].astype(np.uint64))
-    # At most 1 - 2**-53, so a product is below the total even when rounded, and what is chosen has
-    # a weight: cumulative stops growing at the last that has.
-    targets = numbers * cumulative[:, -1]
+    # Below the total even when rounded, and what is chosen has a weight: cumulative stops growing
+    # at the last that has.
+    targets = np.minimum((numbers * totals.astype(np.float64)).astype(np.int64), totals - 1)
     chosen: Int64s = np.count_nonzero(cumulative <= targets[:, None], axis=-1)
     return chosen
 
 
-def _truncate(values: Floats, scaled: Floats, weights: Floats, top_k: int, top_p: float) -> None:
+def _in_units(weights: Floats) -> Int64s:
+    """Weights as whole numbers of _UNIT, what is left over cut off."""
+    return (weights * _UNITS_OF_ONE).astype(np.int64)
+
+
+def _truncate(values: Floats, scaled: Floats, units: Int64s, top_k: int, top_p: float) -> None:
     """Set the weights [V] of all tokens to 0 that top_k and then top_p leave out, in place.
     top_k 0 is off. top_p keeps the likeliest until their mass reaches it, one at least."""
     top_k = top_k if 0 < top_k < values.size else 0
-    total = float(weights.sum(dtype=np.float64))
+    goal = top_p * float(units.sum())
     for ids in _candidates(scaled):
         if top_k and ids.size >= top_k:
             break
-        if not top_k and float(weights[ids].sum(dtype=np.float64)) >= top_p * total:
+        if not top_k and float(units[ids].sum()) >= goal:
             break
     if top_k:
         least = np.partition(values[ids], ids.size - top_k)[ids.size - top_k]
@@ -190,13 +205,13 @@ def _truncate(values: Floats, scaled: Floats, weights: Floats, top_k: int, top_p
     ids = ids[np.argsort(-values[ids], kind="stable")]
     if top_k:
         ids = ids[:top_k]
-        total = float(weights[ids].sum(dtype=np.float64))
-    kept = weights[ids]
-    mass_before = np.cumsum(kept, dtype=np.float64) - kept
+        goal = top_p * float(units[ids].sum())
+    kept = units[ids]
+    mass_before = np.cumsum(kept) - kept
     if top_p < 1.0:
-        kept[mass_before >= top_p * total] = 0.0
-    weights[:] = 0.0
-    weights[ids] = kept
+        kept[mass_before.astype(np.float64) >= goal] = 0
+    units[:] = 0
+    units[ids] = kept
 
 
 def _candidates(scaled: Floats) -> Iterator[Int64s]:
@@ -212,7 +227,7 @@ def _logprobs(raw: Floats, token_id: int, num_top: int) -> RowLogprobs:
     """Logprobs of the raw logits [V] in float32."""
     with np.errstate(over="ignore"):  # -inf: too far below the largest to matter.
         below_largest = raw - raw.max()
-    log_total = np.float32(np.log(np.exp(below_largest).sum(dtype=np.float64)))
+    log_total = np.float32(math.log(int(_in_units(exponential(below_largest)).sum()) * _UNIT))
     top_ids = _NO_IDS
     num_top = min(num_top, raw.size)
     if num_top > 0:
