@@ -1,5 +1,7 @@
 // Attention over block tables: softmax(q k^T) v, tile by tile of the context (online softmax, arXiv
-// 1805.02867; FlashAttention-2, arXiv 2307.08691).
+// 1805.02867; FlashAttention-2, arXiv 2307.08691), and segment by segment of some tiles, each from an
+// empty state: so two threads may take two segments of one context (Flash-Decoding). They are joined
+// in their order, whoever computed them.
 //
 // A tile is 64 positions of the context, counted from 0, whatever the size of KV blocks and whichever
 // tokens are computed together. Both products are those of gemm.cpp, over panels that are made of the
@@ -7,10 +9,7 @@
 // adding 0 times a number changes no sum.
 #include "kernels.hpp"
 #include "path_math.hpp"
-
-#if defined(EVERBATCH_AVX512)
-#include <immintrin.h>
-#endif
+#include "tile_packing.hpp"
 
 namespace everbatch::EVERBATCH_PATH {
 
@@ -36,7 +35,15 @@ struct Scratch {
   float* sums;         // [R, value_columns]
   float* largest;      // [R]
   float* totals;       // [R, lanes]
+  std::byte* known;    // of the segments so far, or null where there is one segment
   std::size_t value_columns;
+};
+
+// What some segments of a context give its rows.
+struct Known {
+  float* sums;     // [R, value_columns]
+  float* largest;  // [R]
+  float* totals;   // [R]
 };
 
 class Carver {
@@ -56,6 +63,15 @@ class Carver {
   std::size_t used_ = 0;
 };
 
+Known carve_known(const AttentionCall& call, std::size_t num_tokens, Carver& carver) {
+  const std::size_t num_rows = num_tokens * (call.num_heads / call.num_kv_heads);
+  Known known;
+  known.sums = carver.take<float>(num_rows * round_up(call.head_dim, kPairColumns));
+  known.largest = carver.take<float>(num_rows);
+  known.totals = carver.take<float>(num_rows);
+  return known;
+}
+
 Scratch carve(const AttentionCall& call, std::size_t num_tokens, Carver& carver) {
   const std::size_t num_rows = num_tokens * (call.num_heads / call.num_kv_heads);
   const std::size_t head_dim = call.head_dim;
@@ -70,6 +86,9 @@ Scratch carve(const AttentionCall& call, std::size_t num_tokens, Carver& carver)
   scratch.sums = carver.take<float>(num_rows * scratch.value_columns);
   scratch.largest = carver.take<float>(num_rows);
   scratch.totals = carver.take<float>(num_rows * kLanes);
+  Carver of_known(nullptr);
+  carve_known(call, num_tokens, of_known);
+  scratch.known = carver.take<std::byte>(of_known.used());
   return scratch;
 }
 
@@ -93,88 +112,6 @@ void find_rows(const AttentionCall& call, const AttentionTask& task, const Bf16*
     }
   }
   for (std::size_t i = num_seen; i < kTilePositions; ++i) rows.keys[i] = rows.values[i] = zeros;
-}
-
-#if defined(EVERBATCH_AVX512)
-
-// Transpose 16 rows of `count` pairs (at most 16): out [count][16] pairs.
-void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_t count,
-                     Bf16* out) {
-  const auto mask = static_cast<__mmask16>((1u << count) - 1);
-  __m512i a[16], b[16];
-  for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi32(mask, rows[i] + 2 * first_pair);
-  for (int i = 0; i < 16; i += 2) {
-    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-  }
-  // a[4 q + c] holds column 4 l + c of rows 4 q to 4 q + 3 in its 128-bit lane l.
-  for (int c = 0; c < 4; ++c) {
-    const __m512i lower_01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
-    const __m512i lower_23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
-    const __m512i upper_01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
-    const __m512i upper_23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
-    b[c] = _mm512_shuffle_i32x4(lower_01, lower_23, 0x88);
-    b[c + 8] = _mm512_shuffle_i32x4(lower_01, lower_23, 0xdd);
-    b[c + 4] = _mm512_shuffle_i32x4(upper_01, upper_23, 0x88);
-    b[c + 12] = _mm512_shuffle_i32x4(upper_01, upper_23, 0xdd);
-  }
-  for (std::size_t i = 0; i < count; ++i) _mm512_store_si512(out + i * kPairColumns, b[i]);
-}
-
-#else
-
-void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_t count,
-                     Bf16* out) {
-  for (std::size_t row = 0; row < kPanelColumns; ++row) {
-    for (std::size_t i = 0; i < count; ++i) {
-      __builtin_memcpy(out + i * kPairColumns + 2 * row, rows[row] + 2 * (first_pair + i),
-                       2 * sizeof(Bf16));
-    }
-  }
-}
-
-#endif
-
-// Keys as panels whose columns are positions, and whose K is the head's dimension.
-void pack_keys(const Bf16* const* keys, std::size_t num_positions, std::size_t head_dim,
-               Bf16* panels) {
-  const std::size_t num_pairs = head_dim / 2;
-  for (std::size_t first = 0; first < num_positions; first += kPanelColumns) {
-    Bf16* panel = panels + first * head_dim;
-    for (std::size_t pair = 0; pair < num_pairs; pair += 16) {
-      const std::size_t count = smaller(num_pairs - pair, 16);
-      transpose_pairs(keys + first, pair, count, panel + pair * kPairColumns);
-    }
-  }
-}
-
-// Two rows [count] side by side: out [count] pairs.
-inline void interleave(const Bf16* even, const Bf16* odd, std::size_t count, Bf16* out) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t pair = even[i] | static_cast<std::uint32_t>(odd[i]) << 16;
-    __builtin_memcpy(out + 2 * i, &pair, sizeof pair);
-  }
-}
-
-// Values as panels whose columns are the head's dimensions, and whose K is the positions.
-void pack_values(const Bf16* const* values, std::size_t num_position_pairs, std::size_t head_dim,
-                 Bf16* panels) {
-  for (std::size_t pair = 0; pair < num_position_pairs; ++pair) {
-    const Bf16* even = values[2 * pair];
-    const Bf16* odd = values[2 * pair + 1];
-    Bf16* out = panels + pair * kPairColumns;
-    std::size_t first = 0;
-    for (; first + kPanelColumns <= head_dim; first += kPanelColumns) {
-      interleave(even + first, odd + first, kPanelColumns, out + first * kTilePositions);
-    }
-    interleave(even + first, odd + first, head_dim - first, out + first * kTilePositions);
-  }
 }
 
 // Scale the scores of a tile, in place; give the largest of them and of `largest`.
@@ -225,15 +162,8 @@ void softmax_row(const AttentionCall& call, const Scratch& scratch, std::size_t 
   for (std::size_t i = 0; i < scratch.value_columns; ++i) sums[i] *= shrink;
 }
 
-void write_row(const Scratch& scratch, std::size_t row, std::size_t head_dim, Bf16* out) {
-  const float inverse = 1.0f / sum_of_lanes(scratch.totals + row * kLanes);
-  const float* sums = scratch.sums + row * scratch.value_columns;
-  for (std::size_t i = 0; i < head_dim; ++i) out[i] = to_bf16(sums[i] * inverse);
-}
-
 void start(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch) {
   const std::size_t group = call.num_heads / call.num_kv_heads;
-  const std::size_t num_rows = task.num_tokens * group;
   const std::size_t group_values = group * call.head_dim;
   for (std::size_t token = 0; token < task.num_tokens; ++token) {
     const std::size_t first_head =
@@ -247,6 +177,9 @@ void start(const AttentionCall& call, const AttentionTask& task, const Scratch& 
     __builtin_memset(scratch.value_panels, 0,
                      kTilePositions * scratch.value_columns * sizeof(Bf16));
   }
+}
+
+void clear(const Scratch& scratch, std::size_t num_rows) {
   __builtin_memset(scratch.sums, 0, num_rows * scratch.value_columns * sizeof(float));
   __builtin_memset(scratch.totals, 0, num_rows * kLanes * sizeof(float));
   for (std::size_t row = 0; row < num_rows; ++row) scratch.largest[row] = -kInfinity;
@@ -291,6 +224,62 @@ void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratc
        {0, num_rows}, {0, scratch.value_columns / kPairColumns});
 }
 
+// Tiles of one segment, from an empty state.
+void add_segment(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
+                 std::size_t segment) {
+  clear(scratch, task.num_tokens * (call.num_heads / call.num_kv_heads));
+  const std::size_t context_end = task.first_position + task.num_tokens;
+  const std::size_t last = smaller(context_end, (segment + 1) * kSegmentPositions);
+  for (std::size_t first = segment * kSegmentPositions; first < last; first += kTilePositions) {
+    add_tile(call, task, scratch, first, smaller(context_end - first, kTilePositions));
+  }
+}
+
+// known = what the segment gives, which is the first of all.
+void take_segment(const Scratch& scratch, std::size_t num_rows, const Known& known) {
+  __builtin_memcpy(known.sums, scratch.sums, num_rows * scratch.value_columns * sizeof(float));
+  __builtin_memcpy(known.largest, scratch.largest, num_rows * sizeof(float));
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    known.totals[row] = sum_of_lanes(scratch.totals + row * kLanes);
+  }
+}
+
+// Add to `known` what segment `segment` gives, for the rows that see it.
+void join_segment(const AttentionCall& call, const AttentionTask& task, std::size_t segment,
+                  const Known& next, const Known& known) {
+  const std::size_t group = call.num_heads / call.num_kv_heads;
+  const std::size_t columns = round_up(call.head_dim, kPairColumns);
+  for (std::size_t row = 0; row < task.num_tokens * group; ++row) {
+    if (task.first_position + row / group < segment * kSegmentPositions) continue;
+    const float largest =
+        next.largest[row] > known.largest[row] ? next.largest[row] : known.largest[row];
+    const float shrink = exp_of(known.largest[row] - largest);
+    const float next_shrink = exp_of(next.largest[row] - largest);
+    known.largest[row] = largest;
+    known.totals[row] = known.totals[row] * shrink + next.totals[row] * next_shrink;
+    float* __restrict sums = known.sums + row * columns;
+    const float* __restrict next_sums = next.sums + row * columns;
+    for (std::size_t i = 0; i < columns; ++i) sums[i] = sums[i] * shrink + next_sums[i] * next_shrink;
+  }
+}
+
+void write_rows(const AttentionCall& call, const AttentionTask& task, const Known& known) {
+  const std::size_t group = call.num_heads / call.num_kv_heads;
+  const std::size_t columns = round_up(call.head_dim, kPairColumns);
+  for (std::size_t row = 0; row < task.num_tokens * group; ++row) {
+    const std::size_t token = task.first_token + row / group;
+    const std::size_t head = task.kv_head * group + row % group;
+    const float inverse = 1.0f / known.totals[row];
+    const float* sums = known.sums + row * columns;
+    Bf16* out = call.out + token * call.out_stride + head * call.head_dim;
+    for (std::size_t i = 0; i < call.head_dim; ++i) out[i] = to_bf16(sums[i] * inverse);
+  }
+}
+
+std::size_t num_rows_of(const AttentionCall& call, const AttentionTask& task) {
+  return task.num_tokens * (call.num_heads / call.num_kv_heads);
+}
+
 }  // namespace
 
 std::size_t attention_scratch(const AttentionCall& call, std::size_t num_tokens) {
@@ -299,21 +288,49 @@ std::size_t attention_scratch(const AttentionCall& call, std::size_t num_tokens)
   return carver.used();
 }
 
+std::size_t segment_bytes(const AttentionCall& call, std::size_t num_tokens) {
+  Carver carver(nullptr);
+  carve_known(call, num_tokens, carver);
+  return carver.used();
+}
+
 void attend(const AttentionCall& call, const AttentionTask& task, std::byte* memory) {
   Carver carver(memory);
   const Scratch scratch = carve(call, task.num_tokens, carver);
+  Carver of_known(scratch.known);
+  const Known known = carve_known(call, task.num_tokens, of_known);
   start(call, task, scratch);
-  const std::size_t context_end = task.first_position + task.num_tokens;
-  for (std::size_t first = 0; first < context_end; first += kTilePositions) {
-    add_tile(call, task, scratch, first, smaller(context_end - first, kTilePositions));
+  const std::size_t num_rows = num_rows_of(call, task);
+  add_segment(call, task, scratch, 0);
+  take_segment(scratch, num_rows, known);
+  for (std::size_t segment = 1; segment < num_segments(task); ++segment) {
+    add_segment(call, task, scratch, segment);
+    // In place: the totals of a row are the first of its lanes from here on.
+    for (std::size_t row = 0; row < num_rows; ++row) {
+      scratch.totals[row] = sum_of_lanes(scratch.totals + row * kLanes);
+    }
+    join_segment(call, task, segment, {scratch.sums, scratch.largest, scratch.totals}, known);
   }
-  const std::size_t group = call.num_heads / call.num_kv_heads;
-  for (std::size_t row = 0; row < task.num_tokens * group; ++row) {
-    const std::size_t token = task.first_token + row / group;
-    const std::size_t head = task.kv_head * group + row % group;
-    write_row(scratch, row, call.head_dim,
-              call.out + token * call.out_stride + head * call.head_dim);
+  write_rows(call, task, known);
+}
+
+void attend_segment(const AttentionCall& call, const AttentionTask& task, std::size_t segment,
+                    std::byte* memory, std::byte* known_memory) {
+  Carver carver(memory), of_known(known_memory);
+  const Scratch scratch = carve(call, task.num_tokens, carver);
+  start(call, task, scratch);
+  add_segment(call, task, scratch, segment);
+  take_segment(scratch, num_rows_of(call, task), carve_known(call, task.num_tokens, of_known));
+}
+
+void join_segments(const AttentionCall& call, const AttentionTask& task, std::byte* memory) {
+  Carver first(memory);
+  const Known known = carve_known(call, task.num_tokens, first);
+  for (std::size_t segment = 1; segment < num_segments(task); ++segment) {
+    Carver carver(memory + segment * segment_bytes(call, task.num_tokens));
+    join_segment(call, task, segment, carve_known(call, task.num_tokens, carver), known);
   }
+  write_rows(call, task, known);
 }
 
 }  // namespace everbatch::EVERBATCH_PATH

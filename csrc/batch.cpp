@@ -11,6 +11,11 @@ namespace {
 // Tokens of a prompt that look at one key-value head together: with their heads so many rows of a
 // product, that what is packed for them pays.
 constexpr std::size_t kRowsTogether = 96;
+// A task longer than one of so many equal parts for each thread is cut into its segments, if what
+// they give takes no more than this.
+constexpr std::size_t kPartsPerThread = 8;
+constexpr std::size_t kMaxSegmentBytes = 4 << 20;
+constexpr std::size_t kLine = 64;
 
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("batch: " + what);
@@ -26,6 +31,56 @@ void check_index(std::int32_t index, std::size_t limit, const char* name) {
   if (index >= 0 && static_cast<std::size_t>(index) < limit) return;
   refuse(std::string(name) + " holds " + std::to_string(index) + ", it must lie in [0, " +
          std::to_string(limit) + ")");
+}
+
+// A task, or one segment of it.
+struct Part {
+  std::size_t task;
+  std::size_t segment;
+  bool is_whole;
+  std::size_t offset;  // of the memory for what a segment gives
+};
+
+std::size_t context_of(const AttentionTask& task) { return task.first_position + task.num_tokens; }
+
+// Run the tasks, long ones cut where there are too few for all threads; the cut changes no bit.
+void run_tasks(Runtime& runtime, const AttentionCall& call, const std::vector<AttentionTask>& tasks,
+               std::size_t most_tokens, AlignedBuffer<std::byte>& scratch) {
+  const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());
+  const std::size_t bytes = round_up(runtime.kernels.attention_scratch(call, most_tokens), kLine);
+  std::size_t total = 0, end = bytes * num_threads;
+  for (const AttentionTask& task : tasks) total += context_of(task) * task.num_tokens;
+  std::vector<Part> parts;
+  std::vector<Part> cut;
+  for (std::size_t index = 0; index < tasks.size(); ++index) {
+    const AttentionTask& task = tasks[index];
+    const std::size_t size = runtime.kernels.segment_bytes(call, task.num_tokens);
+    const std::size_t count = num_segments(task);
+    const bool is_long =
+        context_of(task) * task.num_tokens * num_threads * kPartsPerThread > total;
+    if (num_threads == 1 || count == 1 || !is_long || size * count > kMaxSegmentBytes) {
+      parts.push_back({index, 0, true, 0});
+      continue;
+    }
+    cut.push_back({index, 0, false, end});
+    for (std::size_t segment = 0; segment < count; ++segment, end += size) {
+      parts.push_back({index, segment, false, end});
+    }
+  }
+  scratch.reserve(end);
+  runtime.pool.run(parts.size(), [&](std::size_t index, int thread) {
+    const Part& part = parts[index];
+    std::byte* memory = scratch.data() + bytes * static_cast<std::size_t>(thread);
+    if (part.is_whole) {
+      runtime.kernels.attend(call, tasks[part.task], memory);
+    } else {
+      runtime.kernels.attend_segment(call, tasks[part.task], part.segment, memory,
+                                     scratch.data() + part.offset);
+    }
+  });
+  for (const Part& part : cut) {
+    runtime.kernels.join_segments(call, tasks[part.task], scratch.data() + part.offset);
+  }
 }
 
 }  // namespace
@@ -85,12 +140,7 @@ void paged_attention(Runtime& runtime, const AttentionCall& call, const Batch& b
       }
     }
   }
-  const std::size_t bytes = runtime.kernels.attention_scratch(call, longest);
-  scratch.reserve(bytes * static_cast<std::size_t>(runtime.pool.num_threads()));
-  runtime.pool.run(tasks.size(), [&](std::size_t index, int thread) {
-    runtime.kernels.attend(call, tasks[index],
-                           scratch.data() + bytes * static_cast<std::size_t>(thread));
-  });
+  run_tasks(runtime, call, tasks, longest, scratch);
 }
 
 }  // namespace everbatch

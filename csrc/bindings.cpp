@@ -1,4 +1,4 @@
-// The module everbatch.kernels._native; the only file that knows Python.
+// The module everbatch.kernels._native, and with bindings_sampling.cpp all that knows Python.
 //
 // Arrays come as numpy buffers of exact type and layout: anything else is a TypeError of nanobind.
 // Sizes, indices and overlaps are checked here or in what is called from here, and raise ValueError:
@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -16,6 +17,8 @@
 #include <string>
 #include <system_error>
 
+#include "bindings.hpp"
+#include "bindings_sampling.hpp"
 #include "network.hpp"
 
 namespace nb = nanobind;
@@ -24,33 +27,9 @@ using namespace nb::literals;
 namespace everbatch {
 namespace {
 
-template <typename Element, std::size_t Dimensions>
-using Array = nb::ndarray<Element, nb::numpy, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
-using Floats = Array<const float, 1>;
-using FloatMatrix = Array<const float, 2>;
-using Int32s = Array<const std::int32_t, 1>;
-using Int32Matrix = Array<const std::int32_t, 2>;
 using KvArray = Array<Bf16, 5>;
 
-void require(bool holds, const std::string& message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
-template <typename First, typename Second>
-void require_apart(const First& a, const Second& b, const std::string& names) {
-  const auto* a_first = reinterpret_cast<const std::byte*>(a.data());
-  const auto* b_first = reinterpret_cast<const std::byte*>(b.data());
-  const bool overlap = a.nbytes() && b.nbytes() && a_first < b_first + b.nbytes() &&
-                       b_first < a_first + a.nbytes();
-  require(!overlap, names + " share memory");
-}
-
-template <typename Element, typename Source>
-std::vector<Element> copied(const Source& array) {
-  return std::vector<Element>(array.data(), array.data() + array.size());
-}
-
-std::vector<float> copied(const std::optional<Floats>& array) {
+std::vector<float> copied_or_empty(const std::optional<Floats>& array) {
   return array ? copied<float>(*array) : std::vector<float>();
 }
 
@@ -205,8 +184,9 @@ Layer make_layer(const Floats& attention_norm, std::shared_ptr<PackedMatrix> qkv
                  const std::optional<Floats>& q_norm, const std::optional<Floats>& k_norm,
                  std::shared_ptr<PackedMatrix> o, const Floats& mlp_norm,
                  std::shared_ptr<PackedMatrix> gate_up, std::shared_ptr<PackedMatrix> down) {
-  return {copied<float>(attention_norm), std::move(qkv),     copied(q_norm),    copied(k_norm),
-          std::move(o),                  copied<float>(mlp_norm), std::move(gate_up), std::move(down)};
+  return {copied<float>(attention_norm), std::move(qkv), copied_or_empty(q_norm),
+          copied_or_empty(k_norm),       std::move(o),   copied<float>(mlp_norm),
+          std::move(gate_up),            std::move(down)};
 }
 
 std::shared_ptr<Network> make_network(
@@ -259,16 +239,21 @@ struct BoundStep {
     step.norm_logits(logits.data());
   }
 
+  void run(const std::vector<std::pair<Operation, std::size_t>>& operations) {
+    nb::gil_scoped_release unlocked;
+    step.run(operations);
+  }
+
+  void norm_sample(const Int32s& logits_of, const BoundRows& rows, SampledArrays arrays) {
+    rows.check(logits_of, step.num_logit_rows(), step.shape().vocab_size);
+    rows.fill(arrays, logits_of, step.shape().vocab_size,
+              [&](const SamplingCall& call) { step.norm_sample(call); });
+  }
+
   KvArray keys;
   KvArray values;
   Step step;
 };
-
-template <void (Step::*Operation)(std::size_t)>
-void run_layer(BoundStep& bound, std::size_t layer) {
-  nb::gil_scoped_release unlocked;
-  (bound.step.*Operation)(layer);
-}
 
 }  // namespace
 }  // namespace everbatch
@@ -306,6 +291,13 @@ NB_MODULE(_native, module) {
       .def_prop_ro("num_bytes", &Network::num_bytes)
       .def_prop_ro("workspace_bytes", &Network::workspace_bytes);
 
+  nb::enum_<Operation>(module, "Operation")
+      .value("EMBED", Operation::kEmbed)
+      .value("NORM_QKV_ROPE_WRITE", Operation::kNormQkvRopeWrite)
+      .value("PAGED_ATTENTION", Operation::kPagedAttention)
+      .value("PROJECT_ADD", Operation::kProjectAdd)
+      .value("NORM_MLP_ADD", Operation::kNormMlpAdd);
+
   nb::class_<BoundStep>(module, "Step")
       .def(nb::init<std::shared_ptr<Network>, const Int32s&, const Int32s&, const Int32s&,
                     const Int32s&, const Int32Matrix&, const Int32s&, const Int32s&, KvArray,
@@ -314,14 +306,9 @@ NB_MODULE(_native, module) {
            "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
            "block_tables"_a.noconvert(), "slot_mapping"_a.noconvert(), "logit_rows"_a.noconvert(),
            "keys"_a.noconvert(), "values"_a.noconvert())
-      .def("embed",
-           [](BoundStep& self) {
-             nb::gil_scoped_release unlocked;
-             self.step.embed();
-           })
-      .def("norm_qkv_rope_write", &run_layer<&Step::norm_qkv_rope_write>, "layer"_a)
-      .def("paged_attention", &run_layer<&Step::paged_attention>, "layer"_a)
-      .def("project_add", &run_layer<&Step::project_add>, "layer"_a)
-      .def("norm_mlp_add", &run_layer<&Step::norm_mlp_add>, "layer"_a)
-      .def("norm_logits", &BoundStep::norm_logits, "logits"_a.noconvert());
+      .def("run", &BoundStep::run, "operations"_a)
+      .def("norm_logits", &BoundStep::norm_logits, "logits"_a.noconvert())
+      .def("norm_sample", &BoundStep::norm_sample, "logits_of"_a.noconvert(), "rows"_a, "out"_a);
+
+  bind_sampling(module);
 }

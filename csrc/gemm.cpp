@@ -15,6 +15,7 @@ namespace {
 
 // The weights of one step come from memory: asking for them so far ahead hides most of its latency.
 constexpr std::size_t kPrefetchValues = 512;
+constexpr float kInfinity = __builtin_inff();
 
 [[maybe_unused]] inline std::uint32_t load_pair(const Bf16* x) {
   std::uint32_t pair;
@@ -176,6 +177,30 @@ void write_silu_times(const GemmCall& call, const float* tile, std::size_t first
   }
 }
 
+// Keep the largest of each lane, and the first column of equal ones: columns come in their order.
+void keep_largest(const GemmCall& call, const float* tile, std::size_t first_row,
+                  std::size_t num_rows, std::size_t first_column) {
+  auto* kept = static_cast<LargestLanes*>(call.out) + first_row;
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    for (std::size_t panel = 0; panel < 2; ++panel) {
+      const std::size_t first = first_column + panel * kPanelColumns;
+      const float* values = tile + row * kPairColumns + panel * kPanelColumns;
+      float counted[kPanelColumns];
+      for (std::size_t lane = 0; lane < kPanelColumns; ++lane) {
+        // A column of padding is none.
+        counted[lane] = first + lane < call.num_columns ? values[lane] : -kInfinity;
+        kept[row].spoilt[lane] += first + lane < call.num_columns ? values[lane] * 0.0f : 0.0f;
+      }
+      for (std::size_t lane = 0; lane < kPanelColumns; ++lane) {
+        const bool is_larger = counted[lane] > kept[row].values[lane];
+        kept[row].values[lane] = is_larger ? counted[lane] : kept[row].values[lane];
+        kept[row].columns[lane] =
+            is_larger ? static_cast<std::int32_t>(first + lane) : kept[row].columns[lane];
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void gemm(const GemmCall& call, Range rows, Range pairs) {
@@ -195,6 +220,9 @@ void gemm(const GemmCall& call, Range rows, Range pairs) {
           break;
         case GemmOutput::kSiluTimes:
           write_silu_times(call, tile, row, num_rows, pair * kPanelColumns);
+          break;
+        case GemmOutput::kLargest:
+          keep_largest(call, tile, row, num_rows, pair * kPairColumns);
           break;
       }
     }

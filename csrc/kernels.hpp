@@ -22,10 +22,21 @@ constexpr std::size_t kPairColumns = 2 * kPanelColumns;
 // Attention walks a context in tiles of so many positions, counted from position 0.
 constexpr std::size_t kTilePositions = 64;
 
+// And tiles in segments of so many positions, which may be computed apart from each other.
+constexpr std::size_t kSegmentPositions = 4 * kTilePositions;
+
+// What is known of a row of a product whose columns nobody keeps, in lanes by column.
+struct LargestLanes {
+  float values[kPanelColumns];      // -inf before the first column
+  std::int32_t columns[kPanelColumns];
+  float spoilt[kPanelColumns];  // 0; a NaN once a column is no finite number
+};
+
 enum class GemmOutput {
   kStore,      // out float32 = product + bias
   kAdd,        // out float32 += product + bias
   kSiluTimes,  // out bf16 = silu(even panels) * odd panels, 16 columns a pair
+  kLargest,    // out LargestLanes, one a row: of product + bias, and of what is there
 };
 
 struct GemmCall {
@@ -68,6 +79,11 @@ struct AttentionTask {
   std::size_t kv_head;
 };
 
+// How many segments the last token of a task sees.
+static constexpr std::size_t num_segments(const AttentionTask& task) {
+  return (task.first_position + task.num_tokens + kSegmentPositions - 1) / kSegmentPositions;
+}
+
 struct RopeCall {
   const float* qkv;  // [T, qkv_stride]: H + H_kv + H_kv heads of D values
   std::size_t qkv_stride;
@@ -86,6 +102,30 @@ struct RopeCall {
   Bf16* values;
 };
 
+// A row of logits, and how its weights are made of it:
+// e ** ((value - largest) / temperature), 0 where that is below min_p.
+struct WeighCall {
+  const float* values;
+  std::size_t size;  // positive
+  float largest;
+  float temperature;
+  float min_p;
+};
+
+// Sums of weights are whole numbers of units.
+constexpr float kUnitsOfOne = 0x1p40f;
+constexpr double kUnit = 0x1p-40;
+
+using Bucket = std::uint16_t;
+constexpr std::size_t kNumBuckets = 1024;
+
+struct RowExtremes {
+  float largest;  // NaNs aside
+  std::size_t largest_id;  // the lowest
+  bool all_finite;
+  bool has_nan;
+};
+
 struct PathKernels {
   // Rows [rows.first, rows.last) times the panel pairs of `pairs`.
   // The sum of one output runs along K in one order, whatever the rows and pairs.
@@ -93,10 +133,31 @@ struct PathKernels {
   // Bytes of scratch memory that one thread needs for `attend` with so many tokens at once.
   std::size_t (*attention_scratch)(const AttentionCall& call, std::size_t num_tokens);
   void (*attend)(const AttentionCall& call, const AttentionTask& task, std::byte* scratch);
+  // The same segment by segment: each is computed into memory of its own, `segment_bytes` from one to
+  // the next and 64-byte aligned, and in the end they are joined and written.
+  std::size_t (*segment_bytes)(const AttentionCall& call, std::size_t num_tokens);
+  void (*attend_segment)(const AttentionCall& call, const AttentionTask& task, std::size_t segment,
+                         std::byte* scratch, std::byte* out);
+  void (*join_segments)(const AttentionCall& call, const AttentionTask& task, std::byte* segments);
   // out bf16 = x / sqrt(mean(x ** 2) + eps) * weight, one row of `size` values.
   void (*rms_norm)(const float* x, const float* weight, std::size_t size, float eps, Bf16* out);
   // Norm of heads, rotation, and writing to slots, for the tokens of `tokens`.
   void (*rope_and_write)(const RopeCall& call, Range tokens);
+  // Sampling, along one row.
+  RowExtremes (*find_extremes)(const float* values, std::size_t size);
+  // Write the weights [size]; give their sum in units.
+  std::int64_t (*weigh)(const WeighCall& call, float* weights);
+  // The sum of weights in units.
+  std::int64_t (*sum_weights)(const float* weights, std::size_t size);
+  // Sort the tokens roughly by likelihood: bucket 0 has the likeliest, and no token is in a bucket
+  // before that of a likelier one.
+  void (*find_buckets)(const WeighCall& call, Bucket* buckets);
+  // Write the ids, ascending, of one bucket; give how many.
+  std::size_t (*collect)(const Bucket* buckets, std::size_t size, Bucket wanted, std::int32_t* ids);
+  // Set the weights of all tokens to 0 that are in bucket `first` or later.
+  void (*drop_from)(const Bucket* buckets, std::size_t size, Bucket first, float* weights);
+  // The first index up to which the weights sum to more than `target` units, which all of them do.
+  std::size_t (*find_in_cumulative)(const float* weights, std::size_t size, std::int64_t target);
 };
 
 }  // namespace everbatch

@@ -1,5 +1,6 @@
 #include "network.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,8 @@ constexpr std::size_t kPadding = 32;
 // as waking a thread costs a microsecond.
 constexpr std::size_t kValuesPerPiece = 8192;
 constexpr std::size_t kMinSharedValues = 16384;
+// Rows of logits that are there at once, of those that need them: a bound on memory.
+constexpr std::size_t kLogitRows = 96;
 
 std::size_t padded(std::size_t columns) { return round_up(columns, kPadding); }
 
@@ -102,7 +105,8 @@ std::size_t Network::num_bytes() const {
 
 std::size_t Network::workspace_bytes() const {
   return hidden_.num_bytes() + normed_.num_bytes() + qkv_.num_bytes() + queries_.num_bytes() +
-         attended_.num_bytes() + gated_.num_bytes() + attention_scratch_.num_bytes();
+         attended_.num_bytes() + gated_.num_bytes() + attention_scratch_.num_bytes() +
+         logits_.num_bytes();
 }
 
 void Network::make_room(std::size_t num_tokens) {
@@ -159,8 +163,30 @@ const Layer& Step::layer_of(std::size_t layer) const {
   return network_->layers_[layer];
 }
 
-void Step::embed() {
+void Step::run(const std::vector<std::pair<Operation, std::size_t>>& operations) {
   const auto lock = enter();
+  for (const auto& [operation, layer] : operations) {
+    switch (operation) {
+      case Operation::kEmbed:
+        embed();
+        break;
+      case Operation::kNormQkvRopeWrite:
+        norm_qkv_rope_write(layer);
+        break;
+      case Operation::kPagedAttention:
+        paged_attention(layer);
+        break;
+      case Operation::kProjectAdd:
+        project_add(layer);
+        break;
+      case Operation::kNormMlpAdd:
+        norm_mlp_add(layer);
+        break;
+    }
+  }
+}
+
+void Step::embed() {
   Network& network = *network_;
   const std::size_t size = network.shape_.hidden_size;
   const std::size_t step = tokens_of_a_piece(batch_.num_tokens(), size);
@@ -187,7 +213,6 @@ void Step::norm_all(const std::vector<float>& weight) {
 }
 
 void Step::norm_qkv_rope_write(std::size_t layer_index) {
-  const auto lock = enter();
   const Layer& layer = layer_of(layer_index);
   Network& network = *network_;
   const NetworkShape& shape = network.shape_;
@@ -220,7 +245,6 @@ void Step::norm_qkv_rope_write(std::size_t layer_index) {
 }
 
 void Step::paged_attention(std::size_t layer_index) {
-  const auto lock = enter();
   layer_of(layer_index);
   Network& network = *network_;
   const NetworkShape& shape = network.shape_;
@@ -242,7 +266,6 @@ void Step::paged_attention(std::size_t layer_index) {
 }
 
 void Step::project_add(std::size_t layer_index) {
-  const auto lock = enter();
   Network& network = *network_;
   const NetworkShape& shape = network.shape_;
   layer_of(layer_index).o->multiply(*network.runtime_, network.attended_.data(),
@@ -251,7 +274,6 @@ void Step::project_add(std::size_t layer_index) {
 }
 
 void Step::norm_mlp_add(std::size_t layer_index) {
-  const auto lock = enter();
   const Layer& layer = layer_of(layer_index);
   Network& network = *network_;
   const NetworkShape& shape = network.shape_;
@@ -263,19 +285,81 @@ void Step::norm_mlp_add(std::size_t layer_index) {
                        num_tokens, network.hidden_.data(), padded(shape.hidden_size), true);
 }
 
-void Step::norm_logits(float* logits) {
-  const auto lock = enter();
+// Put the final norm of a row of logits into row `place` of normed.
+void Step::norm_for_logits(std::size_t row, std::size_t place) {
   Network& network = *network_;
   const NetworkShape& shape = network.shape_;
   const std::size_t stride = padded(shape.hidden_size);
-  for (std::size_t row = 0; row < batch_.logit_rows.size(); ++row) {
-    const auto token = static_cast<std::size_t>(batch_.logit_rows[row]);
-    network.runtime_->kernels.rms_norm(network.hidden_.data() + token * stride,
-                                       network.final_norm_.data(), shape.hidden_size,
-                                       shape.rms_norm_eps, network.normed_.data() + row * stride);
+  const auto token = static_cast<std::size_t>(batch_.logit_rows[row]);
+  network.runtime_->kernels.rms_norm(network.hidden_.data() + token * stride,
+                                     network.final_norm_.data(), shape.hidden_size,
+                                     shape.rms_norm_eps, network.normed_.data() + place * stride);
+}
+
+void Step::norm_logits(float* logits) {
+  const auto lock = enter();
+  Network& network = *network_;
+  for (std::size_t row = 0; row < num_logit_rows(); ++row) norm_for_logits(row, row);
+  network.lm_head_->multiply(*network.runtime_, network.normed_.data(),
+                             padded(network.shape_.hidden_size), num_logit_rows(), logits,
+                             network.shape_.vocab_size, false);
+}
+
+void Step::norm_sample(const SamplingCall& call) {
+  const auto lock = enter();
+  Network& network = *network_;
+  const std::size_t stride = padded(network.shape_.hidden_size);
+  const std::size_t vocab_size = network.shape_.vocab_size;
+  std::vector<bool> is_plain(num_logit_rows(), true);
+  for (std::size_t i = 0; i < call.options.size(); ++i) {
+    if (!call.options[i].is_plain()) is_plain[static_cast<std::size_t>(call.logits_of[i])] = false;
   }
-  network.lm_head_->multiply(*network.runtime_, network.normed_.data(), stride,
-                             batch_.logit_rows.size(), logits, shape.vocab_size, false);
+  // Plain rows first, then those whose logits are needed.
+  std::vector<std::size_t> place(num_logit_rows());
+  std::size_t num_placed = 0;
+  for (const bool plain : {true, false}) {
+    for (std::size_t row = 0; row < num_logit_rows(); ++row) {
+      if (is_plain[row] == plain) norm_for_logits(row, place[row] = num_placed++);
+    }
+  }
+  const auto num_plain =
+      static_cast<std::size_t>(std::count(is_plain.begin(), is_plain.end(), true));
+  std::vector<Largest> largest(num_plain);
+  network.lm_head_->find_largest(*network.runtime_, network.normed_.data(), stride, num_plain,
+                                 largest.data());
+  for (std::size_t i = 0; i < call.options.size(); ++i) {
+    const auto row = static_cast<std::size_t>(call.logits_of[i]);
+    if (!is_plain[row]) continue;
+    call.rows[i].token_id = largest[place[row]].output;
+    call.rows[i].has_failed = !largest[place[row]].all_finite;
+  }
+  for (std::size_t first = num_plain; first < num_placed; first += kLogitRows) {
+    const std::size_t last = std::min(num_placed, first + kLogitRows);
+    network.logits_.reserve((last - first) * vocab_size);
+    network.lm_head_->multiply(*network.runtime_, network.normed_.data() + first * stride, stride,
+                               last - first, network.logits_.data(), vocab_size, false);
+    std::vector<std::size_t> wanted;
+    for (std::size_t i = 0; i < call.options.size(); ++i) {
+      const std::size_t where = place[static_cast<std::size_t>(call.logits_of[i])];
+      if (where >= first && where < last) wanted.push_back(i);
+    }
+    sample_rows(*network.runtime_, call, wanted, place, first, network.logits_.data(), vocab_size,
+                network.samplers_);
+  }
+}
+
+void sample_rows(Runtime& runtime, const SamplingCall& call, const std::vector<std::size_t>& wanted,
+                 const std::vector<std::size_t>& place, std::size_t first, const float* logits,
+                 std::size_t vocab_size, std::vector<RowSampler>& samplers) {
+  const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());
+  while (samplers.size() < num_threads) samplers.emplace_back(runtime.kernels, vocab_size);
+  runtime.pool.run(wanted.size(), [&](std::size_t index, int thread) {
+    const std::size_t i = wanted[index];
+    const std::size_t row = place[static_cast<std::size_t>(call.logits_of[i])] - first;
+    call.rows[i] = samplers[static_cast<std::size_t>(thread)].sample(
+        logits + row * vocab_size, call.options[i], call.top_ids + i * call.top_stride,
+        call.top_logprobs + i * call.top_stride);
+  });
 }
 
 }  // namespace everbatch

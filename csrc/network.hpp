@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "aligned_buffer.hpp"
 #include "packed_matrix.hpp"
 #include "runtime.hpp"
+#include "sampling.hpp"
 
 namespace everbatch {
 
@@ -72,6 +74,24 @@ struct KvView {
 void paged_attention(Runtime& runtime, const AttentionCall& call, const Batch& batch,
                      AlignedBuffer<std::byte>& scratch);
 
+// Rows to sample, and where what comes of them goes.
+struct SamplingCall {
+  const std::vector<std::int32_t>& logits_of;  // [R] indices of rows of logits
+  const std::vector<RowOptions>& options;      // [R]
+  SampledRow* rows;                            // [R]
+  std::int64_t* top_ids;                       // [R, top_stride]
+  float* top_logprobs;                         // [R, top_stride]
+  std::size_t top_stride;                      // at least num_logprobs of each
+};
+
+// Sample the rows `wanted` of a call, threads sharing them. Row r of logits is row place[r] - first of
+// `logits`. samplers: one a thread, made where there is none yet.
+void sample_rows(Runtime& runtime, const SamplingCall& call, const std::vector<std::size_t>& wanted,
+                 const std::vector<std::size_t>& place, std::size_t first, const float* logits,
+                 std::size_t vocab_size, std::vector<RowSampler>& samplers);
+
+enum class Operation { kEmbed, kNormQkvRopeWrite, kPagedAttention, kProjectAdd, kNormMlpAdd };
+
 class Network {
  public:
   // lm_head null: the embedding is used. std::invalid_argument where sizes contradict each other.
@@ -114,6 +134,8 @@ class Network {
   AlignedBuffer<Bf16> attended_;  // [T, H * D]
   AlignedBuffer<Bf16> gated_;     // [T, intermediate]
   AlignedBuffer<std::byte> attention_scratch_;
+  AlignedBuffer<float> logits_;  // [kLogitRows, vocab], for rows that need them to sample
+  std::vector<RowSampler> samplers_;
 
   std::mutex one_caller_;
   std::uint64_t num_steps_ = 0;
@@ -125,19 +147,24 @@ class Step {
  public:
   Step(std::shared_ptr<Network> network, Batch batch, KvView kv);
 
-  void embed();
-  void norm_qkv_rope_write(std::size_t layer);
-  void paged_attention(std::size_t layer);
-  void project_add(std::size_t layer);
-  void norm_mlp_add(std::size_t layer);
+  // Run operations one after the other, each of a layer, which embed ignores.
+  void run(const std::vector<std::pair<Operation, std::size_t>>& operations);
   // logits: float32 [R, vocab].
   void norm_logits(float* logits);
+  // Sample from the logits of the batch. Rows of which only the largest is wanted are never written.
+  void norm_sample(const SamplingCall& call);
 
   std::size_t num_logit_rows() const { return batch_.logit_rows.size(); }
   const NetworkShape& shape() const { return network_->shape(); }
 
  private:
   std::unique_lock<std::mutex> enter() const;
+  void embed();
+  void norm_qkv_rope_write(std::size_t layer);
+  void paged_attention(std::size_t layer);
+  void project_add(std::size_t layer);
+  void norm_mlp_add(std::size_t layer);
+  void norm_for_logits(std::size_t row, std::size_t place);
   const Layer& layer_of(std::size_t layer) const;
   void norm_all(const std::vector<float>& weight);
 

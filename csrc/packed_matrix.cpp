@@ -1,5 +1,8 @@
 #include "packed_matrix.hpp"
 
+#include <algorithm>
+#include <limits>
+
 namespace everbatch {
 namespace {
 
@@ -94,22 +97,66 @@ void PackedMatrix::silu_times(Runtime& runtime, const Bf16* x, std::size_t x_str
   multiply_by_path(runtime, call, num_rows);
 }
 
+void PackedMatrix::find_largest(Runtime& runtime, const Bf16* x, std::size_t x_stride,
+                                std::size_t num_rows, Largest* out) const {
+  const Cut cut = cut_for(runtime, num_rows);
+  // What each piece of columns finds in each row.
+  LargestLanes nothing{};
+  std::fill_n(nothing.values, kPanelColumns, -std::numeric_limits<float>::infinity());
+  std::vector<LargestLanes> found(cut.num_pieces * num_rows, nothing);
+  runtime.pool.run(cut.num_blocks * cut.num_pieces, [&](std::size_t index, int) {
+    const std::size_t row = index / cut.num_pieces * cut.block_rows;
+    const std::size_t piece = index % cut.num_pieces;
+    GemmCall call = call_of(x, x_stride);
+    call.output = GemmOutput::kLargest;
+    call.out = found.data() + piece * num_rows;
+    call.num_columns = num_outputs_;
+    runtime.kernels.gemm(call, {row, std::min(num_rows, row + cut.block_rows)},
+                         {piece * cut.pairs, std::min(num_panel_pairs_, (piece + 1) * cut.pairs)});
+  });
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    float largest = -std::numeric_limits<float>::infinity();
+    float spoilt = 0.0f;
+    out[row].output = 0;
+    for (std::size_t piece = 0; piece < cut.num_pieces; ++piece) {
+      const LargestLanes& lanes = found[piece * num_rows + row];
+      for (std::size_t lane = 0; lane < kPanelColumns; ++lane) {
+        spoilt += lanes.spoilt[lane];
+        const float value = lanes.values[lane];
+        if (value > largest || (value == largest && lanes.columns[lane] < out[row].output)) {
+          largest = value;
+          out[row].output = lanes.columns[lane];
+        }
+      }
+    }
+    out[row].all_finite = spoilt == 0.0f;
+  }
+}
+
+PackedMatrix::Cut PackedMatrix::cut_for(const Runtime& runtime, std::size_t num_rows) const {
+  Cut cut;
+  cut.block_rows = rows_of_a_block(num_k_pairs_);
+  cut.num_blocks = div_ceil(num_rows, cut.block_rows);
+  const std::size_t wished = static_cast<std::size_t>(runtime.pool.num_threads()) * kPiecesPerThread;
+  const std::size_t pairs =
+      div_ceil(num_panel_pairs_ * std::max<std::size_t>(cut.num_blocks, 1), wished);
+  cut.pairs = std::min(pairs, num_panel_pairs_);
+  cut.num_pieces = div_ceil(num_panel_pairs_, cut.pairs);
+  return cut;
+}
+
 // Cut the result into pieces of rows and columns; the cut does not change a bit of it.
 void PackedMatrix::multiply_by_path(Runtime& runtime, const GemmCall& call,
                                     std::size_t num_rows) const {
-  const std::size_t block_rows = rows_of_a_block(num_k_pairs_);
-  const std::size_t num_blocks = div_ceil(num_rows, block_rows);
-  const std::size_t wished = static_cast<std::size_t>(runtime.pool.num_threads()) * kPiecesPerThread;
-  const std::size_t pairs_at_once = div_ceil(num_panel_pairs_ * std::max<std::size_t>(num_blocks, 1), wished);
-  const std::size_t step = std::min(pairs_at_once, num_panel_pairs_);
-  const std::size_t num_columns = div_ceil(num_panel_pairs_, step);
-  runtime.pool.run(num_blocks * num_columns, [&](std::size_t index, int) {
-    const std::size_t row = index / num_columns * block_rows;
-    const std::size_t pair = index % num_columns * step;
-    runtime.kernels.gemm(call, {row, std::min(num_rows, row + block_rows)},
-                         {pair, std::min(num_panel_pairs_, pair + step)});
+  const Cut cut = cut_for(runtime, num_rows);
+  runtime.pool.run(cut.num_blocks * cut.num_pieces, [&](std::size_t index, int) {
+    const std::size_t row = index / cut.num_pieces * cut.block_rows;
+    const std::size_t pair = index % cut.num_pieces * cut.pairs;
+    runtime.kernels.gemm(call, {row, std::min(num_rows, row + cut.block_rows)},
+                         {pair, std::min(num_panel_pairs_, pair + cut.pairs)});
   });
 }
+
 
 void PackedMatrix::read_output(std::size_t output, float* out) const {
   const Bf16* panel = panels_.data() + output / kPanelColumns * num_k_pairs_ * kPairColumns;

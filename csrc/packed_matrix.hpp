@@ -26,6 +26,12 @@ enum class Arrangement {
   kInterleaved,  // two parts of one size, a panel of the first beside a panel of the second
 };
 
+// The largest output of a row, the first of equal ones; where not all are finite numbers, any.
+struct Largest {
+  std::int32_t output;
+  bool all_finite;
+};
+
 class PackedMatrix {
  public:
   // The parts have equal num_inputs; either all have a bias or none has.
@@ -39,6 +45,11 @@ class PackedMatrix {
   // out bf16 [num_rows, out_stride] = silu(x * first part) * (x * second part); interleaved only.
   void silu_times(Runtime& runtime, const Bf16* x, std::size_t x_stride, std::size_t num_rows,
                   Bf16* out, std::size_t out_stride) const;
+
+  // out [num_rows] = the largest output of each row of x * matrix + bias, whose bits are those that
+  // multiply gives; stacked only. The product is never in memory.
+  void find_largest(Runtime& runtime, const Bf16* x, std::size_t x_stride, std::size_t num_rows,
+                    Largest* out) const;
 
   // out [num_inputs] = the weights of one output; for embeddings, whose outputs are tokens.
   void read_output(std::size_t output, float* out) const;
@@ -56,8 +67,17 @@ class PackedMatrix {
     float bias;
   };
 
+  // Pieces of a result: rows by pairs of panels.
+  struct Cut {
+    std::size_t block_rows;
+    std::size_t num_blocks;
+    std::size_t pairs;
+    std::size_t num_pieces;  // of a block of rows
+  };
+
   Source source_of(const std::vector<MatrixPart>& parts, std::size_t column) const;
   void pack_panel(const std::vector<MatrixPart>& parts, std::size_t panel);
+  Cut cut_for(const Runtime& runtime, std::size_t num_rows) const;
   void multiply_by_path(Runtime& runtime, const GemmCall& call, std::size_t num_rows) const;
   GemmCall call_of(const Bf16* x, std::size_t x_stride) const;
 

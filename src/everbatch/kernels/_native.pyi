@@ -5,11 +5,12 @@ another type or layout, ValueError for sizes, indices or overlaps that do not fi
 """
 
 from collections.abc import Sequence
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from everbatch.kernels.arrays import Floats, Int32s
+from everbatch.kernels.arrays import Flags, Floats, Int32s, Int64s
 
 _Bf16s = NDArray[np.uint16]
 
@@ -27,6 +28,14 @@ def attention(
     out: _Bf16s,
 ) -> None:
     """Attention of one layer. queries, out: [T, H, D]; keys, values: [blocks, size, H_kv, D]."""
+
+def sample(
+    runtime: Runtime, logits: Floats, logits_of: Int32s, rows: SamplingRows, out: SampledArrays
+) -> None:
+    """Sample row i of `rows` from logits[logits_of[i]]. logits: [.., vocab]."""
+
+def uniform(seed: int, position: int) -> float:
+    """random_numbers.uniform of one seed and position."""
 
 class Runtime:
     """Threads and a path."""
@@ -113,9 +122,60 @@ class Step:
         keys: NDArray[np.generic],
         values: NDArray[np.generic],
     ) -> None: ...
-    def embed(self) -> None: ...
-    def norm_qkv_rope_write(self, layer: int) -> None: ...
-    def paged_attention(self, layer: int) -> None: ...
-    def project_add(self, layer: int) -> None: ...
-    def norm_mlp_add(self, layer: int) -> None: ...
+    def run(self, operations: Sequence[tuple[Operation, int]]) -> None:
+        """Run operations, each of a layer, one after the other."""
+
     def norm_logits(self, logits: Floats) -> None: ...
+    def norm_sample(self, logits_of: Int32s, rows: SamplingRows, out: SampledArrays) -> None:
+        """Sample row i of `rows` from the row logits_of[i] of the logits."""
+
+class Operation(Enum):
+    EMBED = ...
+    NORM_QKV_ROPE_WRITE = ...
+    PAGED_ATTENTION = ...
+    PROJECT_ADD = ...
+    NORM_MLP_ADD = ...
+
+class RowExtras:
+    """sampling.RowExtras."""
+
+    def __init__(
+        self,
+        token_history: Int64s,
+        prompt_length: int,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        bias_ids: Int64s,
+        bias_values: Floats,
+        forbidden_ids: Int64s,
+    ) -> None: ...
+
+class SamplingRows:
+    """sampling.SamplingRows."""
+
+    def __init__(
+        self,
+        temperature: Floats,
+        top_k: Int32s,
+        top_p: Floats,
+        min_p: Floats,
+        seed: NDArray[np.uint64],
+        position: Int64s,
+        wants_logprobs: Flags,
+        num_logprobs: Int32s,
+        extras: Sequence[tuple[int, RowExtras]],
+    ) -> None: ...
+
+class SampledArrays:
+    """Where results go: [R], and [R, K] for the likeliest, K at least any num_logprobs."""
+
+    def __init__(
+        self,
+        token_ids: Int32s,
+        failed: Flags,
+        logprobs: Floats,
+        ranks: Int64s,
+        top_ids: Int64s,
+        top_logprobs: Floats,
+    ) -> None: ...

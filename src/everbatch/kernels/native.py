@@ -9,16 +9,19 @@ prompt is cut into chunks, or how many threads compute (docs/kernels.md says why
 """
 
 import os
+from collections.abc import Callable
 from enum import Enum, auto
+from functools import partial
 
 import numpy as np
 
 from everbatch.base.errors import ConfigError
 from everbatch.kernels import _native
-from everbatch.kernels.arrays import Floats
+from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.cores import num_physical_cores
 from everbatch.kernels.kv_storage import KVStorage
+from everbatch.kernels.sampling import RowExtras, RowLogprobs, SampledTokens, SamplingRows
 from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
 
 PATH_VARIABLE = "EVERBATCH_CPU_PATH"
@@ -131,12 +134,18 @@ class _Tensor(Enum):
 
 
 class NativeStep:
-    """The operations of one forward pass. Implements StepKernels, which documents each."""
+    """The operations of one forward pass. Implements StepKernels, which documents each.
+
+    They are only noted, and run when logits or tokens are asked for: all of them in one call, so
+    that Python's lock is let go, and got back from other threads, once a step. What is wrong with
+    them is said then.
+    """
 
     def __init__(
         self, network: _native.Network, vocab_size: int, batch: PackedBatch, kv: KVStorage
     ) -> None:
         self._logits_shape = (len(batch.logit_rows), vocab_size)
+        self._noted: list[tuple[_native.Operation, int]] = []
         self._step = _native.Step(
             network,
             batch.input_ids,
@@ -151,32 +160,111 @@ class NativeStep:
         )
 
     def embed(self) -> _Tensor:
-        self._step.embed()
+        self._noted.append((_EMBED, 0))
         return _Tensor.HIDDEN
 
     def norm_qkv_rope_write(self, layer: int, hidden: _Tensor) -> _Tensor:
         assert hidden is _Tensor.HIDDEN
-        self._step.norm_qkv_rope_write(layer)
+        self._noted.append((_NORM_QKV_ROPE_WRITE, layer))
         return _Tensor.QUERIES
 
     def paged_attention(self, layer: int, queries: _Tensor) -> _Tensor:
         assert queries is _Tensor.QUERIES
-        self._step.paged_attention(layer)
+        self._noted.append((_PAGED_ATTENTION, layer))
         return _Tensor.ATTENDED
 
     def project_add(self, layer: int, attended: _Tensor, hidden: _Tensor) -> _Tensor:
         assert attended is _Tensor.ATTENDED
         assert hidden is _Tensor.HIDDEN
-        self._step.project_add(layer)
+        self._noted.append((_PROJECT_ADD, layer))
         return hidden
 
     def norm_mlp_add(self, layer: int, hidden: _Tensor) -> _Tensor:
         assert hidden is _Tensor.HIDDEN
-        self._step.norm_mlp_add(layer)
+        self._noted.append((_NORM_MLP_ADD, layer))
         return hidden
 
     def norm_logits(self, hidden: _Tensor) -> Floats:
         assert hidden is _Tensor.HIDDEN
+        self.finish()
         logits = np.empty(self._logits_shape, np.float32)
         self._step.norm_logits(logits)
         return logits
+
+    def norm_sample(self, hidden: _Tensor, logits_of: Int32s, rows: SamplingRows) -> SampledTokens:
+        assert hidden is _Tensor.HIDDEN
+        self.finish()
+        vocab_size = self._logits_shape[1]
+        return sample_with(partial(self._step.norm_sample, logits_of), rows, vocab_size)
+
+    def finish(self) -> None:
+        """Run what was noted; for whoever wants to know how long it takes."""
+        noted, self._noted = self._noted, []
+        self._step.run(noted)
+
+
+_EMBED = _native.Operation.EMBED
+_NORM_QKV_ROPE_WRITE = _native.Operation.NORM_QKV_ROPE_WRITE
+_PAGED_ATTENTION = _native.Operation.PAGED_ATTENTION
+_PROJECT_ADD = _native.Operation.PROJECT_ADD
+_NORM_MLP_ADD = _native.Operation.NORM_MLP_ADD
+
+
+def sample_with(
+    sample: Callable[[_native.SamplingRows, _native.SampledArrays], None],
+    rows: SamplingRows,
+    vocab_size: int,
+) -> SampledTokens:
+    """Give what `sample` puts into arrays, as sampling.sample would give it."""
+    wanting = np.flatnonzero(rows.wants_logprobs).tolist()
+    num_rows, num_top = len(rows.temperature), 0
+    if wanting:
+        num_top = min(int(rows.num_logprobs[wanting].max()), vocab_size)
+    token_ids = np.empty(num_rows, np.int32)
+    failed = np.empty(num_rows, np.bool_)
+    logprobs = np.empty(num_rows, np.float32)
+    ranks = np.empty(num_rows, np.int64)
+    top_ids = np.empty((num_rows, num_top), np.int64)
+    top_logprobs = np.empty((num_rows, num_top), np.float32)
+    sample(
+        _native_rows(rows),
+        _native.SampledArrays(token_ids, failed, logprobs, ranks, top_ids, top_logprobs),
+    )
+    by_row = {}
+    for row in wanting:
+        if not failed[row]:
+            count = min(int(rows.num_logprobs[row]), vocab_size)
+            by_row[row] = RowLogprobs(
+                logprob=float(logprobs[row]),
+                rank=int(ranks[row]),
+                top_ids=top_ids[row, :count],
+                top_logprobs=top_logprobs[row, :count],
+            )
+    return SampledTokens(token_ids, failed, by_row)
+
+
+def _native_rows(rows: SamplingRows) -> _native.SamplingRows:
+    return _native.SamplingRows(
+        rows.temperature,
+        rows.top_k,
+        rows.top_p,
+        rows.min_p,
+        rows.seed,
+        rows.position,
+        rows.wants_logprobs,
+        rows.num_logprobs,
+        [(row, _native_extras(extras)) for row, extras in rows.extras.items()],
+    )
+
+
+def _native_extras(extras: RowExtras) -> _native.RowExtras:
+    return _native.RowExtras(
+        extras.token_history,
+        extras.prompt_length,
+        extras.repetition_penalty,
+        extras.presence_penalty,
+        extras.frequency_penalty,
+        extras.bias_ids,
+        extras.bias_values,
+        extras.forbidden_ids,
+    )

@@ -10,9 +10,10 @@ backends.
 
 from typing import Any, Protocol, TypeAlias
 
-from everbatch.kernels.arrays import Floats
+from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
+from everbatch.kernels.sampling import SampledTokens, SamplingRows
 from everbatch.kernels.weights import NetworkShape, NetworkWeights
 
 # An array of a backend's own kind and element type, handed from one operation to the next and
@@ -22,7 +23,8 @@ Tensor: TypeAlias = Any
 
 class StepKernels(Protocol):
     """The operations of one forward pass over one batch, called in the order given here: embed, the
-    four of each layer from 0 to L-1, logits. What depends on the batch alone is computed once."""
+    four of each layer from 0 to L-1, logits or tokens. What depends on the batch alone is computed
+    once. A backend may put off what is asked for until something is to be looked at."""
 
     def embed(self) -> Tensor:
         """Give hidden [T, hidden]: the embedding of every input id."""
@@ -43,6 +45,10 @@ class StepKernels(Protocol):
 
     def norm_logits(self, hidden: Tensor) -> Floats:
         """Give the logits [R, vocab] float32 of the batch's logit_rows, after the final norm."""
+
+    def norm_sample(self, hidden: Tensor, logits_of: Int32s, rows: SamplingRows) -> SampledTokens:
+        """Give what sampling.sample gives for `rows` on the rows `logits_of` of the logits, each an
+        index into R; logits that nobody looks at need not be made."""
 
 
 class Kernels(Protocol):

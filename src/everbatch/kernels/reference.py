@@ -14,9 +14,10 @@ from functools import partial
 import numpy as np
 
 from everbatch.base.units import div_ceil
-from everbatch.kernels.arrays import Flags, Floats, Indices
+from everbatch.kernels.arrays import Flags, Floats, Indices, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
+from everbatch.kernels.sampling import SampledTokens, SamplingRows, sample
 from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
 from everbatch.kernels.workers import Workers
 
@@ -129,6 +130,9 @@ class ReferenceStep:
         wanted = hidden[self._batch.logit_rows]
         normed = _rms_norm(wanted, kernels.final_norm, kernels.shape.rms_norm_eps)
         return self._linear(normed, kernels.lm_head, None)
+
+    def norm_sample(self, hidden: Floats, logits_of: Int32s, rows: SamplingRows) -> SampledTokens:
+        return sample(self.norm_logits(hidden)[logits_of], rows)
 
     def _linear(self, x: Floats, weight: Floats, bias: Floats | None) -> Floats:
         """Give x [T, in] times weight [in, out], plus bias [out]; each worker some columns."""

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from everbatch.base.errors import ModelLoadError
-from everbatch.kernels.arrays import Floats
+from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
-from everbatch.kernels.protocol import KernelsBackend
+from everbatch.kernels.protocol import KernelsBackend, StepKernels, Tensor
+from everbatch.kernels.sampling import SampledTokens, SamplingRows
 from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
 from everbatch.models.config import ModelConfig
 from everbatch.models.rope import rotary_frequencies
@@ -21,7 +22,7 @@ MAX_NAMES_IN_ERROR = 5
 
 
 class LlamaForCausalLM:
-    """A dense decoder: token ids of a packed batch in, logits out.
+    """A dense decoder: token ids of a packed batch in, logits or tokens out.
 
     The four architectures differ only in switches of ModelConfig. Takes tensors with Hugging Face
     names and raises ModelLoadError, naming them, for any that is missing, left over or of a wrong
@@ -36,6 +37,11 @@ class LlamaForCausalLM:
         self._kernels = backend(network_shape(config), _network_weights(config, tensors))
         tensors.clear()
 
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a row."""
+        return self.config.vocab_size
+
     def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         """Give empty storage for keys and values, in the backend's element type."""
         return self._kernels.allocate_kv(num_blocks, block_size)
@@ -43,13 +49,24 @@ class LlamaForCausalLM:
     def forward(self, batch: PackedBatch, kv: KVStorage) -> Floats:
         """Give the logits [R, vocab] float32 of batch.logit_rows, and write its keys and values."""
         step = self._kernels.begin_step(batch, kv)
+        return step.norm_logits(self._hidden(step))
+
+    def sample(
+        self, batch: PackedBatch, kv: KVStorage, logits_of: Int32s, rows: SamplingRows
+    ) -> SampledTokens:
+        """Do the same and choose tokens: one for each of `rows`, from the row of logits that
+        logits_of says, int32 indices into R."""
+        step = self._kernels.begin_step(batch, kv)
+        return step.norm_sample(self._hidden(step), logits_of, rows)
+
+    def _hidden(self, step: StepKernels) -> Tensor:
         hidden = step.embed()
         for layer in range(self.config.num_layers):
             queries = step.norm_qkv_rope_write(layer, hidden)
             attended = step.paged_attention(layer, queries)
             hidden = step.project_add(layer, attended, hidden)
             hidden = step.norm_mlp_add(layer, hidden)
-        return step.norm_logits(hidden)
+        return hidden
 
 
 def network_shape(config: ModelConfig) -> NetworkShape:

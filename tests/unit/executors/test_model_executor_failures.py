@@ -9,9 +9,10 @@ from everbatch.base.clock import VirtualClock
 from everbatch.engine.engine import Engine, EngineRequest, StepResult
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.model.executor import ModelExecutor
-from everbatch.kernels.arrays import Floats
+from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
+from everbatch.kernels.sampling import SampledTokens, SamplingRows, sample
 from everbatch.kernels.weights import NetworkShape
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.request import FinishReason
@@ -26,6 +27,10 @@ class CountingNetwork:
     def __init__(self, errors: Mapping[int, Exception]) -> None:
         self._errors = errors
         self._num_passes = 0
+
+    @property
+    def vocab_size(self) -> int:
+        return VOCAB_SIZE
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         shape = NetworkShape(
@@ -45,6 +50,11 @@ class CountingNetwork:
         if self._num_passes in self._errors:
             raise self._errors[self._num_passes]
         return np.eye(VOCAB_SIZE, dtype=np.float32)[batch.input_ids[batch.logit_rows] + 1]
+
+    def sample(
+        self, batch: PackedBatch, kv: KVStorage, logits_of: Int32s, rows: SamplingRows
+    ) -> SampledTokens:
+        return sample(self.forward(batch, kv)[logits_of], rows)
 
 
 def make_engine(errors: Mapping[int, Exception], **options: object) -> Engine:

@@ -16,11 +16,13 @@ from models.real_engine import RealEngine, RealRun, greedy, make_request, run_re
 from everbatch.base.sample_ids import sample_id
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.sampling_params import SamplingParams
-from everbatch.kernels.arrays import Floats
+from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
 from everbatch.kernels.random_numbers import seed_for
 from everbatch.kernels.reference import ReferenceKernels
+from everbatch.kernels.sampling import SampledTokens, SamplingRows
+from everbatch.kernels.sampling import sample as sample_logits
 from everbatch.models.llama import LlamaForCausalLM
 from everbatch.scheduler.config import PreemptionCosts, SchedulerConfig
 from everbatch.scheduler.request import FinishReason
@@ -39,6 +41,10 @@ class CheckedNetwork:
     """Passes, counted from 1, that run out of memory when all is written."""
     batches: list[PackedBatch] = field(default_factory=list)
 
+    @property
+    def vocab_size(self) -> int:
+        return NETWORK.vocab_size
+
     def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         kv = NETWORK.allocate_kv(num_blocks, block_size)
         kv.keys[:] = kv.values[:] = 1e4
@@ -52,6 +58,11 @@ class CheckedNetwork:
         if len(self.batches) in self.failing:
             raise MemoryError
         return logits
+
+    def sample(
+        self, batch: PackedBatch, kv: KVStorage, logits_of: Int32s, rows: SamplingRows
+    ) -> SampledTokens:
+        return sample_logits(self.forward(batch, kv)[logits_of], rows)
 
 
 def make_config(**options: Any) -> SchedulerConfig:

@@ -154,3 +154,36 @@ def test_a_nan_in_the_context_is_seen(which, path):
 
     assert np.isnan(out[33:]).all()
     assert np.isfinite(out[:33]).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("context_len", [255, 256, 257, 512, 513, 700])
+def test_contexts_of_several_segments(context_len: int, path: str) -> None:
+    case = make_case(context_len, heads=3, kv_heads=1)
+
+    assert_attention(case, attend(case, [context_len], path))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize(
+    "chunks", [[699, 1], [256, 256, 188], [250, 7, 255, 188], [690] + [1] * 10]
+)
+def test_segments_that_threads_share_do_not_change_a_bit(
+    chunks: list[int], threads: int, path: str
+) -> None:
+    # One row, of which a single thread takes each head whole.
+    case = make_case(700, heads=3, kv_heads=1)
+    expected = attend(case, [700], path, threads=1)
+
+    np.testing.assert_array_equal(attend(case, chunks, path, threads), expected)
+
+
+@pytest.mark.parametrize("which", ["keys", "values"])
+def test_a_nan_in_a_segment_is_seen_by_those_behind_it(which: str) -> None:
+    case = make_case(600, heads=2, kv_heads=1)
+    getattr(case, which)[300] = NAN_BITS
+    out = exactly(attend(case, [300, 299, 1], threads=4))
+
+    assert np.isnan(out[300:]).all()
+    assert np.isfinite(out[:300]).all()

@@ -189,7 +189,7 @@ def test_step_ends_when_the_next_one_begins() -> None:
     KERNELS.begin_step(make_batch(), kv)
 
     with pytest.raises(RuntimeError, match="a later step"):
-        first.embed()
+        first.norm_logits(first.embed())
 
 
 @pytest.mark.parametrize("layer", [1, 2**40])
@@ -198,6 +198,7 @@ def test_layer_that_is_not_there_is_refused(layer: int) -> None:
 
     with pytest.raises(ValueError, match="no layer"):
         step.norm_qkv_rope_write(layer, step.embed())
+        step.finish()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+// Keys and values of a tile as panels, the layout that products read; included by attention.cpp only.
+#pragma once
+
+#include "kernels.hpp"
+
+#if defined(EVERBATCH_AVX512)
+#include <immintrin.h>
+#endif
+
+namespace everbatch::EVERBATCH_PATH {
+namespace {
+
+#if defined(EVERBATCH_AVX512)
+
+// Transpose 16 rows of `count` pairs (at most 16): out [count][16] pairs.
+void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_t count,
+                     Bf16* out) {
+  const auto mask = static_cast<__mmask16>((1u << count) - 1);
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi32(mask, rows[i] + 2 * first_pair);
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  // a[4 q + c] holds column 4 l + c of rows 4 q to 4 q + 3 in its 128-bit lane l.
+  for (int c = 0; c < 4; ++c) {
+    const __m512i lower_01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
+    const __m512i lower_23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+    const __m512i upper_01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
+    const __m512i upper_23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+    b[c] = _mm512_shuffle_i32x4(lower_01, lower_23, 0x88);
+    b[c + 8] = _mm512_shuffle_i32x4(lower_01, lower_23, 0xdd);
+    b[c + 4] = _mm512_shuffle_i32x4(upper_01, upper_23, 0x88);
+    b[c + 12] = _mm512_shuffle_i32x4(upper_01, upper_23, 0xdd);
+  }
+  for (std::size_t i = 0; i < count; ++i) _mm512_store_si512(out + i * kPairColumns, b[i]);
+}
+
+#else
+
+void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_t count,
+                     Bf16* out) {
+  for (std::size_t row = 0; row < kPanelColumns; ++row) {
+    for (std::size_t i = 0; i < count; ++i) {
+      __builtin_memcpy(out + i * kPairColumns + 2 * row, rows[row] + 2 * (first_pair + i),
+                       2 * sizeof(Bf16));
+    }
+  }
+}
+
+#endif
+
+// Keys as panels whose columns are positions, and whose K is the head's dimension.
+void pack_keys(const Bf16* const* keys, std::size_t num_positions, std::size_t head_dim,
+               Bf16* panels) {
+  const std::size_t num_pairs = head_dim / 2;
+  for (std::size_t first = 0; first < num_positions; first += kPanelColumns) {
+    Bf16* panel = panels + first * head_dim;
+    for (std::size_t pair = 0; pair < num_pairs; pair += 16) {
+      const std::size_t count = smaller(num_pairs - pair, 16);
+      transpose_pairs(keys + first, pair, count, panel + pair * kPairColumns);
+    }
+  }
+}
+
+// Two rows [count] side by side: out [count] pairs.
+inline void interleave(const Bf16* even, const Bf16* odd, std::size_t count, Bf16* out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t pair = even[i] | static_cast<std::uint32_t>(odd[i]) << 16;
+    __builtin_memcpy(out + 2 * i, &pair, sizeof pair);
+  }
+}
+
+// Values as panels whose columns are the head's dimensions, and whose K is the positions.
+void pack_values(const Bf16* const* values, std::size_t num_position_pairs, std::size_t head_dim,
+                 Bf16* panels) {
+  for (std::size_t pair = 0; pair < num_position_pairs; ++pair) {
+    const Bf16* even = values[2 * pair];
+    const Bf16* odd = values[2 * pair + 1];
+    Bf16* out = panels + pair * kPairColumns;
+    std::size_t first = 0;
+    for (; first + kPanelColumns <= head_dim; first += kPanelColumns) {
+      interleave(even + first, odd + first, kPanelColumns, out + first * kTilePositions);
+    }
+    interleave(even + first, odd + first, head_dim - first, out + first * kTilePositions);
+  }
+}
+
+}  // namespace
+}  // namespace everbatch::EVERBATCH_PATH
