@@ -22,6 +22,7 @@ import numpy as np
 from everbatch.base.units import div_ceil
 from everbatch.kernels.backends import choose_backend
 from everbatch.kernels.batch import PackedBatch
+from everbatch.kernels.native import NativeStep
 from everbatch.kernels.protocol import Kernels
 from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
 
@@ -91,6 +92,8 @@ def timed_pass(kernels: Kernels, batch: PackedBatch, kv: object, clock: Clock) -
     def timed(name: str, operation: Callable[..., object], *operands: object) -> object:
         start = clock()
         result = operation(*operands)
+        if isinstance(step, NativeStep):
+            step.finish()  # Or it would only be noted.
         times[name] += clock() - start
         return result
 
