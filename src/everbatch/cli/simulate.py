@@ -6,7 +6,7 @@ No model is loaded. Exit status 3: the run could make no progress; the logs tell
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -146,8 +146,7 @@ def _close(traces: "list[PerfettoTrace]") -> None:
 
 def _show(summary: Summary, timeline: SlotHistory | None) -> None:
     if timeline is None:
-        told = {"everbatch": __version__, **summary}
-        click.echo(json.dumps(told, indent=2))
+        click.echo(_json_text({"everbatch": __version__, **summary}))
         return
     # rich is imported for a table only: --json starts without it.
     from everbatch.cli.run_view import print_run
@@ -155,9 +154,24 @@ def _show(summary: Summary, timeline: SlotHistory | None) -> None:
     print_run(summary, timeline)
 
 
-def _dump(part: Any, file: TextIO) -> None:
-    json.dump(part, file, indent=2, ensure_ascii=False)
-    file.write("\n")
+def _dump(requests: Summary, file: TextIO) -> None:
+    file.write(_requests_text(requests, "", ensure_ascii=False) + "\n")
+
+
+def _json_text(summary: Summary) -> str:
+    """Give a summary as JSON, indented; each request is one line, as there may be very many."""
+    rest = {name: part for name, part in summary.items() if name != "requests"}
+    text = json.dumps(rest, indent=2)
+    if "requests" in summary:
+        requests = _requests_text(summary["requests"], "  ", ensure_ascii=True)
+        text = f'{text[:-2]},\n  "requests": {requests}\n}}'
+    return text
+
+
+def _requests_text(requests: Summary, indent: str, *, ensure_ascii: bool) -> str:
+    encode = json.JSONEncoder(ensure_ascii=ensure_ascii).encode
+    lines = [f"{indent}  {encode(name)}: {encode(entry)}" for name, entry in requests.items()]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}" if lines else "{}"
 
 
 def _list_builtin() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from everbatch.base.errors import EventLogError
 from everbatch.base.eventlog import DIGESTED_AT_ONCE, EventLogWriter, event_line, read_events
-from everbatch.base.events import Arrived, QuietSteps, StepRan
+from everbatch.base.events import Admitted, Arrived, Preempted, QuietSteps, StepRan
 
 
 def quiet_step(number: int) -> StepRan:
@@ -50,7 +50,17 @@ def test_quiet_steps_told_together_are_those_told_one_by_one():
     )
 
 
-@pytest.mark.parametrize("event", [QuietSteps(4, 2, 1, 3, 2), busy_step(3)])
+@pytest.mark.parametrize(
+    "event",
+    [
+        QuietSteps(4, 2, 1, 3, 2),
+        busy_step(3),
+        Arrived(0, 'a "b" \\', 3, 4, 0, "tenant\n", 1),
+        Arrived(0, "ö", 3, 4, -1, "", 2),
+        Preempted(1, 2, "a", None, 3, 4),
+        Admitted(1, 2, "a", 0, 3, 4, 4, resumed=True),
+    ],
+)
 def test_lines_made_the_quick_way_are_those_of_json(event):
     assert json.loads(event_line(event)) == json.loads(
         json.dumps({"event": event.kind, **asdict(event)})
