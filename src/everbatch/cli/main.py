@@ -111,7 +111,7 @@ def _usage_problem(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption):
         from everbatch.cli.foreign_flags import hint
 
-        told = hint(error.option_name, None if error.ctx is None else error.ctx.info_name)
+        told = hint(error.option_name, "" if error.ctx is None else error.ctx.command_path)
         if told is not None:
             return f"No such option: {error.option_name}: {told}"
     return error.format_message()

@@ -6,8 +6,8 @@ import click
 import pytest
 from command_line import everbatch
 
-from everbatch.cli import generate, serve
-from everbatch.cli.foreign_flags import COMMANDS, HINTS
+from everbatch.cli import bench, generate, serve
+from everbatch.cli.foreign_flags import BENCH_HINTS, COMMANDS, HINTS
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -34,6 +34,22 @@ def test_what_takes_their_place_is_a_flag_of_ours(command: click.Command):
     named = {word for told in HINTS.values() for word in re.findall(r"--[a-z-]+", told)}
 
     assert "--threads" in named
+    assert sorted(named - ours) == []
+
+
+@pytest.mark.parametrize("flag", sorted(BENCH_HINTS))
+def test_a_flag_of_another_benchmark_is_told_with_what_to_do(flag):
+    answer = everbatch("bench", "serve", flag, "x")
+
+    assert answer.status == 2
+    assert answer.err.startswith(f"everbatch: No such option: {flag}: {BENCH_HINTS[flag]}")
+
+
+def test_what_takes_the_place_of_a_benchmark_s_flag_is_a_flag_of_ours():
+    ours = {flag for option in bench.serve.params for flag in option.opts}
+    named = {word for told in BENCH_HINTS.values() for word in re.findall(r"--[a-z-]+", told)}
+
+    assert sorted(ours & set(BENCH_HINTS)) == []
     assert sorted(named - ours) == []
 
 
