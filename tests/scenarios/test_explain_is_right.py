@@ -11,6 +11,7 @@ from random import Random
 import pytest
 from explained_run import Replay, replay_to
 
+from everbatch.base.events import Deferred
 from everbatch.base.sample_ids import sample_id
 from everbatch.diagnose.life import Lack, Wait
 from everbatch.scheduler.plan import DeferReason
@@ -190,3 +191,17 @@ def test_what_an_explanation_names_lets_the_request_run(seed):
 
     for call, id, _ in draw.sample(deferrals, min(MAX_DEFERRALS, len(deferrals))):
         check(replay, call, id)
+
+
+def test_every_reason_to_wait_is_among_those_explained():
+    replays = [Replay(random_scenario(Random(seed))).run() for seed in SEEDS[:80]]
+    events = [event for replay in replays for call in replay.calls for event in call.deferred]
+
+    # docs/decisions/0011: these two never bind.
+    expected = {reason.value for reason in DeferReason} - {"tenant_share", "host_tier"}
+    assert {event.reason for event in events} == expected
+    assert all(any(lack) for lack in zip(*[_lack_of(event) for event in events], strict=True))
+
+
+def _lack_of(event: Deferred) -> tuple[int, int, int]:
+    return event.lacking_slots, event.lacking_tokens, event.lacking_blocks
