@@ -59,7 +59,7 @@ def command(
             real = build_engine(options, tell)
         with closing(real):
             _print_options(real)
-            _print_access(keys, host)
+            print_access(keys, host)
             url = _url(host, listening.getsockname()[1])
             serve_engine(
                 real,
@@ -80,7 +80,8 @@ def _check_priorities(keys: ApiKeys, options: EngineOptions) -> None:
         )
 
 
-def _print_access(keys: ApiKeys, host: str) -> None:
+def print_access(keys: ApiKeys, host: str) -> None:
+    """Say who may ask, if that is not this machine alone."""
     if len(keys):
         _say(f"{counted(len(keys), 'API key')}: requests without one get 401")
     elif host not in ("127.0.0.1", "localhost", "::1"):

@@ -26,7 +26,7 @@ DEFAULT_PORT = 8000
 MAX_KEY_FILE_BYTES = 8 << 20
 API_KEY_VARIABLE = "EVERBATCH_API_KEY"
 
-_DEFAULTS = {item.name: item.default for item in fields(ServerSettings)}
+_DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(ServerSettings)}
 
 
 def _server_option(section: str, flag: str, *more: str, **settings: Any) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from everbatch.base.clock import Clock
 from everbatch.base.units import NS_PER_S
 
-MAX_LOOK_S = 1.0
+MIN_LOOK_S, MAX_LOOK_S = 0.05, 1.0
 LOOKS_IN_LIMIT = 4
 
 
@@ -22,7 +22,7 @@ class Progress:
         self._clock = clock
         self._limit_ns = int(limit_s * NS_PER_S)
         self._since_ns: int | None = None
-        self.look_s = min(MAX_LOOK_S, limit_s / LOOKS_IN_LIMIT)
+        self.look_s = min(max(MIN_LOOK_S, limit_s / LOOKS_IN_LIMIT), MAX_LOOK_S)
         """How often to look, so that a stall is seen soon after it is one."""
 
     def begin(self) -> None:
