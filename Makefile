@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # After a change in one of these, what is installed is installed again.
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: serve test test-full test-long soak check clean help
+.PHONY: serve test test-full test-long soak fidelity check clean help
 
 help:
 	@echo "make serve      install what serving needs, fetch the default model, serve it"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-full  the long tests too, against transformers (installs torch)"
 	@echo "make test-long  golden text under all combinations and all ways of preemption; hours"
 	@echo "make soak       a million random steps under each row of options; hours"
+	@echo "make fidelity   what simulations predict of recorded runs, as a table; ARGS=TRACES"
 	@echo "make check      format, lint, types, import contracts; changes nothing"
 
 serve: $(VENV)/.serve
@@ -30,6 +31,9 @@ test-long: $(VENV)/.test
 
 soak: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python tests/property/soak.py $(ARGS)
+
+fidelity: $(VENV)/.serve
+	PYTHONPATH=benchmarks $(BIN)/python -m fidelity.table $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check src tests benchmarks scripts

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from everbatch.base.errors import ConfigError
+from everbatch.base.units import counted
 from everbatch.calibration.data_sheet import sheet_prices
 from everbatch.calibration.fit import PRICES, Array, fit_counts
 from everbatch.calibration.request_log import RecordedRequest, RequestLog
@@ -280,7 +281,10 @@ def _outside(region: Region, run: RecordedRun) -> dict[str, int]:
 
 def _notes(log: RequestLog, sheet: Prices | None, prices: Prices) -> list[str]:
     """Say in sentences what limits the profile."""
-    notes = []
+    notes = [
+        f"{counted(count, 'request')} left out, though the engine served them: {reason}"
+        for reason, count in log.left_out.items()
+    ]
     if sheet is None:
         notes.append(
             "without [hardware] and [model] the fit leans on no data sheet: prices of counts that "
