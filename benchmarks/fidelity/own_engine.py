@@ -1,0 +1,305 @@
+"""The simulator against our own engine, on this machine: what one workload teaches of another.
+
+    PYTHONPATH=benchmarks python -m fidelity.own_engine [--seconds 30] [--json FILE]
+
+Two workloads go through the real engine in turns, in blocks. The one calibrates: its event logs are
+all that the fit sees. The other has other lengths, arrivals and budgets; it comes at 50 %, 85 % and
+110 % of what the simulator says it can take at most, each load twice, with the same requests, so
+that it is known how much the engine differs from itself. Before and after each block the machine's
+ceilings are probed; a block in which they moved by more than 5 % is run again.
+
+About 10 minutes with blocks of 30 s. Status 1: a promised error was exceeded; 2: nothing is proved.
+Belongs here: which blocks, the fit, the comparison. Not here: a block (engine_blocks.py).
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from fidelity.engine_blocks import (
+    MEANS,
+    TAILS,
+    Figures,
+    Workload,
+    at_once,
+    draw,
+    run_engine,
+    run_simulator,
+)
+from fidelity.row import Row, within
+from fidelity.table import status, table
+from harness import (
+    LOCK_PATH,
+    MAX_PROBE_CHANGE,
+    BenchmarkError,
+    Probe,
+    ThisMachine,
+    commit,
+    machine_facts,
+    machine_lock,
+)
+
+from everbatch import __version__
+from everbatch.calibration.calibrate import Calibration, calibrate
+from everbatch.calibration.steps import MeasuredLog, read_log
+from everbatch.scheduler.config import SchedulerConfig
+from everbatch.workload.requests import RequestSpec
+
+SECONDS = 30.0
+LOADS = (0.50, 0.85, 1.10)
+RUNS_A_LOAD = 2
+MAX_TRIES = 4
+PILOT_REQUESTS, PILOT_SECONDS = 64, 0.1
+"""All at once, nearly: how fast the machine is, roughly."""
+CALIBRATION_LOAD = 0.7
+"""Of what the pilot reached, in bursts: the batch fills and empties, so all its sizes are seen."""
+CAPACITY_REQUESTS = 400
+MAX_RATE_ERROR, MAX_MEAN_ERROR, MAX_TAIL_ERROR, MAX_PREEMPTIONS_ERROR = 0.05, 0.08, 0.15, 0.15
+MIN_PREEMPTIONS = 20
+"""Fewer in a block are chance: told, not judged."""
+
+CALIBRATION = Workload(
+    "calibration",
+    prompt_tokens=(8, 384),
+    output_tokens=(8, 128),
+    burst=8,
+    options={
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 512,
+        "num_blocks": 1024,
+        "enable_prefix_caching": False,
+    },
+)
+# The pool is too small for 24 of them at their full length: above capacity some are preempted.
+OTHER = Workload(
+    "other",
+    prompt_tokens=(32, 224),
+    output_tokens=(16, 160),
+    burst=1,
+    options={
+        "max_num_seqs": 24,
+        "max_num_batched_tokens": 256,
+        "num_blocks": 150,
+        "enable_prefix_caching": False,
+    },
+)
+
+
+@dataclass(slots=True)
+class Block:
+    """One block that ran: of which workload, at which load, and whether the machine was steady."""
+
+    workload: str
+    load: float | None
+    figures: Figures
+    probe_change: float
+
+    @property
+    def is_kept(self) -> bool:
+        return self.probe_change <= MAX_PROBE_CHANGE
+
+
+@dataclass(slots=True)
+class Record:
+    """Everything that was run and found."""
+
+    blocks: list[Block] = field(default_factory=list)
+    logs: list[MeasuredLog] = field(default_factory=list)
+    """Of the kept blocks that calibrate."""
+    runs: dict[float, list[Figures]] = field(default_factory=dict)
+    """Of the other workload, by load."""
+    predictions: dict[float, Figures] = field(default_factory=dict)
+    capacity: float = 0.0
+    """Requests a second."""
+
+
+class Blocks:
+    """Runs blocks between probes, again if the machine was disturbed."""
+
+    def __init__(self, folder: Path, probe: Callable[[], Probe], model: str | None) -> None:
+        self._folder = folder
+        self._probe = probe
+        self._model = model
+        self._before = probe()
+        self._num_blocks = 0
+
+    def run(
+        self,
+        record: Record,
+        workload: Workload,
+        specs: Sequence[RequestSpec],
+        load: float | None = None,
+    ) -> tuple[Figures, SchedulerConfig, Path]:
+        """Run a block until the machine was steady; BenchmarkError if it never was."""
+        for _ in range(MAX_TRIES):
+            log = self._folder / f"block-{self._num_blocks}.jsonl"
+            self._num_blocks += 1
+            figures, config = run_engine(workload, specs, log, self._model)
+            after = self._probe()
+            block = Block(workload.name, load, figures, change(self._before, after))
+            self._before = after
+            record.blocks.append(block)
+            _tell(block)
+            if block.is_kept:
+                return figures, config, log
+        raise BenchmarkError(
+            f"the machine's ceilings moved by more than {MAX_PROBE_CHANGE:.0%} in each of "
+            f"{MAX_TRIES} tries of a block: end what else runs here and try again"
+        )
+
+
+def change(before: Probe, after: Probe) -> float:
+    """Give the larger change of the two ceilings, as a share of the higher value."""
+    pairs = (
+        (before.read_gb_per_s, after.read_gb_per_s),
+        (before.matrix_gflop_per_s, after.matrix_gflop_per_s),
+    )
+    return max(1 - min(pair) / max(pair) for pair in pairs)
+
+
+def measure(blocks: Blocks, seconds: float) -> tuple[Record, Calibration]:
+    """Run everything: blocks of both workloads in turns, then the fit and the predictions."""
+    record = Record()
+    pilot = draw(CALIBRATION, PILOT_REQUESTS / PILOT_SECONDS, PILOT_SECONDS, seed=0)
+    figures = _calibrating_block(blocks, record, pilot)
+    rate = CALIBRATION_LOAD * figures.output_tokens_per_s / _mean_outputs(pilot)
+    config = _config_of_other(blocks, record)
+    record.capacity = _capacity(config, calibrate(record.logs, __version__))
+    for _ in range(RUNS_A_LOAD):
+        for load in LOADS:
+            _calibrating_block(blocks, record, draw(CALIBRATION, rate, seconds, len(record.logs)))
+            figures, _, _ = blocks.run(record, OTHER, _requests(record, load, seconds), load)
+            record.runs.setdefault(load, []).append(figures)
+    fitted = calibrate(record.logs, __version__)
+    step_time = fitted.profile.step_time()
+    for load in LOADS:
+        specs = _requests(record, load, seconds)
+        record.predictions[load] = run_simulator(config, specs, step_time)
+    return record, fitted
+
+
+def rows(record: Record) -> list[Row]:
+    """Compare predictions with the means of the engine's runs."""
+    return [
+        row
+        for load in record.predictions
+        for row in _rows_of_load(load, record.runs[load], record.predictions[load])
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the table; gives the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of arrivals a block")
+    parser.add_argument("--model", help="a directory or file; without it the default model")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all blocks and rows")
+    options = parser.parse_args(arguments)
+    try:
+        with machine_lock(LOCK_PATH), tempfile.TemporaryDirectory() as folder:
+            blocks = Blocks(Path(folder), ThisMachine().probe, options.model)
+            record, fitted = measure(blocks, options.seconds)
+    except BenchmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    found = rows(record)
+    print(f"capacity of the other workload: {record.capacity:.2f} requests/s")
+    print(table(found))
+    if options.json is not None:
+        options.json.write_text(_as_json(record, fitted, found), encoding="utf-8")
+    return status(found)
+
+
+def _calibrating_block(blocks: Blocks, record: Record, specs: Sequence[RequestSpec]) -> Figures:
+    figures, _, log = blocks.run(record, CALIBRATION, specs)
+    with log.open(encoding="utf-8") as lines:
+        record.logs.append(read_log(lines, f"calibration {len(record.logs)}"))
+    return figures
+
+
+def _config_of_other(blocks: Blocks, record: Record) -> SchedulerConfig:
+    """Give the other engine's resolved options, from a block of one request."""
+    _, config, _ = blocks.run(record, OTHER, draw(OTHER, 1.0, 0.0, seed=0))
+    return config
+
+
+def _capacity(config: SchedulerConfig, calibration: Calibration) -> float:
+    """Give the requests a second that the simulator says the other engine can take at most."""
+    many = at_once(draw(OTHER, CAPACITY_REQUESTS, 1.0, seed=0))
+    most = run_simulator(config, many, calibration.profile.step_time())
+    return most.output_tokens_per_s / _mean_outputs(many)
+
+
+def _requests(record: Record, load: float, seconds: float) -> list[RequestSpec]:
+    """Give the requests of the other workload at a load, each time the same."""
+    return draw(OTHER, load * record.capacity, seconds, seed=round(100 * load))
+
+
+def _mean_outputs(specs: Sequence[RequestSpec]) -> float:
+    return sum(spec.max_tokens for spec in specs) / len(specs)
+
+
+def _rows_of_load(load: float, runs: Sequence[Figures], predicted: Figures) -> list[Row]:
+    title = f"own engine at {load:.0%}"
+    found = [
+        _row(f"{title}: output tokens/s", "output_tokens_per_s", MAX_RATE_ERROR, runs, predicted)
+    ]
+    for names, promised in ((MEANS, MAX_MEAN_ERROR), (TAILS, MAX_TAIL_ERROR)):
+        found += [
+            _row(f"{title}: {_written(name)}", name, promised, runs, predicted) for name in names
+        ]
+    few = min(figures.num_preemptions for figures in runs) < MIN_PREEMPTIONS
+    promised = None if few else MAX_PREEMPTIONS_ERROR
+    found.append(_row(f"{title}: preemptions", "num_preemptions", promised, runs, predicted))
+    return found
+
+
+def _row(
+    name: str, figure: str, promised: float | None, runs: Sequence[Figures], predicted: Figures
+) -> Row:
+    measured = [getattr(figures, figure) for figures in runs]
+    mean, ours = sum(measured) / len(measured), getattr(predicted, figure)
+    note = f"{ours:.4g}, engine {' and '.join(f'{value:.4g}' for value in measured)}"
+    if not mean:
+        return Row(name, None, None, "%", None, note)
+    note += f"; the engine differs from itself by {(max(measured) - min(measured)) / mean:.1%}"
+    error = ours / mean - 1
+    if promised is None:
+        return Row(name, None, 100 * error, "%", None, note)
+    return within(name, error, promised, note)
+
+
+def _written(name: str) -> str:
+    measure, which = name.split("_")
+    return f"{'mean' if which == 'mean' else which + ' of'} {measure.upper()}"
+
+
+def _tell(block: Block) -> None:
+    at = "" if block.load is None else f" at {block.load:.0%}"
+    verdict = "kept" if block.is_kept else "again"
+    print(
+        f"{block.workload}{at}: {block.figures.num_requests} requests, "
+        f"{block.figures.output_tokens_per_s:.1f} tokens/s, {block.figures.num_preemptions} "
+        f"preemptions; probe moved {block.probe_change:.1%}, {verdict}",
+        flush=True,
+    )
+
+
+def _as_json(record: Record, fitted: Calibration, found: Sequence[Row]) -> str:
+    told = {
+        "machine": machine_facts(),
+        "commit": commit(),
+        "capacity_requests_per_s": record.capacity,
+        "workloads": [asdict(CALIBRATION), asdict(OTHER)],
+        "blocks": [asdict(block) for block in record.blocks],
+        "calibration": fitted.facts(),
+        "rows": [asdict(row) for row in found],
+    }
+    return json.dumps(told, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
