@@ -169,6 +169,7 @@ class SpeakingExecutor:
             del self._decodes[slot]
         for admission in plan.admitted:
             assert isinstance(admission.payload, EngineRequest)
+            _score(admission.payload)
             self._slots[admission.slot] = Speaker(
                 admission.request_id, admission.payload, admission.sample
             )
@@ -232,13 +233,26 @@ def prompt_of(request: EngineRequest) -> list[int]:
     return [int(one) for one in request.prompt_token_ids]  # type: ignore[attr-defined]
 
 
+def _score(request: EngineRequest) -> None:
+    """Score a prompt at once: its tokens are second, the further back the less likely."""
+    count = request.sampling.prompt_logprobs
+    if count is not None:
+        request.prompt_logprobs = [
+            TokenLogprobs(-float(place), 2, _ranked(token_id)[:count])
+            for place, token_id in enumerate(prompt_of(request)[1:], 1)
+        ]
+
+
+def _ranked(token_id: int) -> tuple[tuple[int, float], ...]:
+    return (((token_id + 1) % 256, -0.5), (token_id, -1.0), ((token_id + 2) % 256, -2.0))
+
+
 def _logprobs(request: EngineRequest, token_id: int) -> TokenLogprobs | None:
     """The chosen token is always second: minus one; the likeliest is the byte after it."""
     count = request.sampling.logprobs
     if count is None:
         return None
-    ranked = [((token_id + 1) % 256, -0.5), (token_id, -1.0), ((token_id + 2) % 256, -2.0)]
-    return TokenLogprobs(-1.0, 2, tuple(ranked[:count]))
+    return TokenLogprobs(-1.0, 2, _ranked(token_id)[:count])
 
 
 @dataclass(slots=True)

@@ -100,7 +100,7 @@ BAD_COMPLETION_FIELDS: list[tuple[str, Any, str]] = [
     ("best_of", 3, "best_of=3 is not supported"),
     ("echo", "yes", "echo must be true or false"),
     ("suffix", "end", 'suffix="end" is not supported'),
-    ("prompt_logprobs", 1, "prompt_logprobs=1 is not supported"),
+    ("prompt_logprobs", 21, "[0, 20]"),
     ("use_beam_search", True, "use_beam_search"),
     ("logit_processors", [], "logit_processors"),
     ("guided_whitespace_pattern", "x" * 500, "xx… is not supported"),

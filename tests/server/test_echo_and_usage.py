@@ -1,6 +1,7 @@
 """echo, usage while a stream goes on, and streams that join to the whole text."""
 
 import json
+from typing import Any
 
 import httpx
 from hypothesis import given, settings
@@ -94,12 +95,56 @@ async def test_refused_request_with_echo_has_the_status_of_its_refusal() -> None
 
 
 @async_test
-async def test_echo_with_logprobs_is_refused() -> None:
+async def test_echo_with_logprobs_begins_with_the_prompt_s_tokens() -> None:
+    async with openai_client(make_harness()) as client:
+        options: dict[str, Any] = {"model": MODEL, "prompt": "añb", "max_tokens": 2, "echo": True}
+        whole = await client.completions.create(**options, logprobs=1)
+        stream = await client.completions.create(**options, logprobs=1, stream=True)
+        chunks = [chunk async for chunk in stream]
+
+    logprobs = whole.choices[0].logprobs
+    assert logprobs is not None
+    said = reply_to("añb".encode())
+    assert logprobs.tokens == ["a", "bytes:\\xc3", "bytes:\\xb1", "b", *said[:2]]
+    # What the toy model gives to a prompt's token depends on its place.
+    assert logprobs.token_logprobs == [None, -1.0, -2.0, -3.0, -1.0, -1.0]
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[0] is None
+    assert [len(one) for one in logprobs.top_logprobs[1:]] == [2] * 5
+    assert logprobs.text_offset == [0, 1, 1, 2, 3, 4]
+    streamed = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert [token for one in streamed for token in one.tokens or []] == logprobs.tokens
+    assert [place for one in streamed for place in one.text_offset or []] == logprobs.text_offset
+
+
+@async_test
+async def test_prompt_logprobs_are_told_by_token_id() -> None:
     async with in_process(make_harness()) as client:
-        body = {"prompt": PROMPT, "echo": True, "logprobs": 1}
+        body = {"max_tokens": 1, "prompt_logprobs": 1}
+        completion = await client.post(
+            COMPLETIONS, json=body | {"prompt": ["ab", "c"], "n": 2, "logprobs": 3, "echo": True}
+        )
+        chat = await client.post(
+            "/v1/chat/completions", json=body | {"messages": [{"role": "user", "content": "x"}]}
+        )
+
+    choices = completion.json()["choices"]
+    likeliest = {"logprob": -0.5, "rank": 1, "decoded_token": "c"}
+    of_b = {str(ord("b")): {"logprob": -1.0, "rank": 2, "decoded_token": "b"}}
+    told = [None, of_b | {str(ord("c")): likeliest}]
+    assert [choice["prompt_logprobs"] for choice in choices] == [told, told, [None], [None]]
+    # echo asked for three, prompt_logprobs for one.
+    assert len(choices[0]["logprobs"]["top_logprobs"][1]) == 3
+    assert len(chat.json()["prompt_logprobs"]) == chat.json()["usage"]["prompt_tokens"]
+
+
+@async_test
+async def test_prompt_logprobs_do_not_go_with_stream() -> None:
+    async with in_process(make_harness()) as client:
+        body = {"prompt": PROMPT, "prompt_logprobs": 0, "stream": True}
         answer = await client.post(COMPLETIONS, json=body)
 
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "echo")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
 @async_test

@@ -19,7 +19,8 @@ from everbatch.engine.sampling_params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 OTHER_KEYS = ("id", "priority", "tenant")
-_SAMPLING_KEYS = frozenset(SamplingParams.__dataclass_fields__)
+# A line of answers has no place for log probabilities of prompts.
+_SAMPLING_KEYS = frozenset(SamplingParams.__dataclass_fields__) - {"prompt_logprobs"}
 
 
 @dataclass(slots=True)

@@ -58,6 +58,9 @@ class EngineRequest:
     """Given by the engine: the position among all accepted requests."""
     max_tokens: int = 0
     """Given by the engine: what the client asked for, or what the limits leave."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Filled by the executor, if asked for: of each prompt token but the first. All are there when
+    the first output is."""
     executor_state: dict[int, object] = field(default_factory=dict)
     """What the executor remembers of each sample while it holds no slot."""
 
@@ -111,6 +114,7 @@ class Engine:
         self._clock = clock
         self._sink = sink
         self._fails_stuck = fails_stuck
+        self._num_scored = 0
 
     def max_output_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """Give what max_model_len and the pool leave for outputs; below 1: nothing."""
@@ -129,6 +133,11 @@ class Engine:
         request.max_tokens = self._resolve(
             request.num_prompt_tokens, request.sampling.max_tokens, request.n
         )
+        salt = request.cache_salt
+        if request.sampling.prompt_logprobs is not None:
+            # What is found in the cache is not computed, and so has no log probabilities.
+            self._num_scored += 1
+            salt = f"{salt}\x00scored {self._num_scored}"
         core_request = Request(
             id=request.id,
             arrival_number=0,
@@ -136,7 +145,7 @@ class Engine:
             max_tokens=request.max_tokens,
             priority=request.priority,
             tenant=request.tenant,
-            cache_salt=request.cache_salt,
+            cache_salt=salt,
             payload=request,
             deadline_ns=request.deadline_ns,
         )

@@ -53,6 +53,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -86,6 +87,8 @@ class SamplingParams:
             )
         if self.logprobs is not None:
             _whole(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _whole(self.prompt_logprobs, "prompt_logprobs", 0, MAX_LOGPROBS)
         _whole(self.n, "n", 1, MAX_N)
         _flag(self.ignore_eos, "ignore_eos")
         _flag(self.include_stop_str_in_output, "include_stop_str_in_output")

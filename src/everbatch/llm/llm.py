@@ -28,7 +28,8 @@ from everbatch.engine.token_checks import (
     check_sampling_ids,
     check_token_ids,
 )
-from everbatch.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from everbatch.llm.logprobs import prompt_logprobs, token_logprobs
+from everbatch.llm.outputs import CompletionOutput, RequestOutput
 from everbatch.llm.prompts import (
     Message,
     Prompt,
@@ -67,6 +68,7 @@ class _Running:
     """A request under way."""
 
     wanted: _Wanted
+    request: EngineRequest
     output: RequestOutput
     num_open: int
     """Samples that have not ended."""
@@ -294,7 +296,7 @@ class LLM:
             output.finished = True
             on_finished(wanted.index, output)
             return
-        started = _Running(wanted, output, wanted.params.n)
+        started = _Running(wanted, request, output, wanted.params.n)
         for sample_id, completion in zip(request.sample_ids, output.outputs, strict=True):
             stream = TextStream(self._real.tokenizer, wanted.params)
             running[sample_id] = _Sample(started, completion, stream)
@@ -319,6 +321,11 @@ class LLM:
                 request.num_open -= 1
                 if request.num_open == 0:
                     request.output.finished = True
+                    request.output.prompt_logprobs = prompt_logprobs(
+                        self._real.tokenizer,
+                        request.wanted.token_ids,
+                        request.request.prompt_logprobs,
+                    )
                     on_finished(request.wanted.index, request.output)
 
     def _push(self, sample: _Sample, token: TokenOutput, *, is_stop_token: bool) -> bool:
@@ -338,14 +345,7 @@ class LLM:
     def _add_logprobs(
         self, completion: CompletionOutput, token_id: int, of_token: TokenLogprobs
     ) -> None:
-        decode = self._real.tokenizer.decode
-        texts = {
-            one: decode([one], skip_special_tokens=False, at_start=False)
-            for one in (token_id, *(top_id for top_id, _ in of_token.top))
-        }
-        told = {token_id: Logprob(of_token.logprob, of_token.rank, texts[token_id])}
-        for rank, (top_id, logprob) in enumerate(of_token.top, 1):
-            told.setdefault(top_id, Logprob(logprob, rank, texts[top_id]))
+        told = token_logprobs(self._real.tokenizer, token_id, of_token)
         if completion.logprobs is None:
             completion.logprobs = []
         completion.logprobs.append(told)

@@ -36,10 +36,12 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and what came of it, n answers. `prompt` is None if token ids were given."""
+    """A prompt and what came of it, n answers. `prompt` is None if token ids were given.
+    prompt_logprobs: if asked for, of each token of the prompt; the first has none."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = False
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -10,6 +10,7 @@ first token has its own HTTP status; later it is an error event, then the end of
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from everbatch.base.units import NS_PER_S
 from everbatch.engine.engine import EngineRequest
+from everbatch.engine.executor import TokenLogprobs
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.scheduler.request import FinishReason
 from everbatch.server.channel import Channel
@@ -26,7 +28,7 @@ from everbatch.server.choices import Api, CollectedChoice, Head, Stream, Streami
 from everbatch.server.generation import Asked, Choice, Generation
 from everbatch.server.http_body import ClientLeft, watch_client
 from everbatch.server.live import EndCause
-from everbatch.server.logprobs import Logprobs
+from everbatch.server.logprobs import Logprobs, PromptScores, prompt_entries
 from everbatch.server.protocol import Common
 from everbatch.server.served import Served
 from everbatch.tokenizer.text_stream import TextStream
@@ -62,6 +64,7 @@ class Answering:
     channel: Channel
     ids: tuple[str, ...]
     """The answer's id, and the one that the client gave its request, if it did."""
+    requests: list[EngineRequest] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
 
     @property
@@ -80,8 +83,8 @@ class Answering:
         """Hand all prompts to the engine, or none. Choices: those of the first prompt first."""
         now_ns, n = self.served.clock.now_ns(), self.common.sampling.n
         submitted = []
-        for index, prompt in enumerate(self.prompts):
-            request = self._engine_request(index, now_ns)
+        self.requests = [self._engine_request(index, now_ns) for index in range(len(self.prompts))]
+        for index, (prompt, request) in enumerate(zip(self.prompts, self.requests, strict=True)):
             generations = [
                 self._generation(prompt, choice, sample_id)
                 for choice, sample_id in zip(
@@ -139,7 +142,26 @@ class Answering:
         num_top = self.common.sampling.logprobs
         if num_top is None:
             return None
-        return self.api.logprobs(self.served.model.tokenizer, num_top, None)
+        scores = self._prompt_scores(index) if self.prompt_of(index).echo else None
+        return self.api.logprobs(self.served.model.tokenizer, num_top, scores)
+
+    def told_of_prompt(self, index: int) -> dict[str, object]:
+        """Give what a choice tells of its prompt, if that was asked for."""
+        if self.common.prompt_logprobs is None:
+            return {}
+        scores = self._prompt_scores(index)
+        num_top = self.common.prompt_logprobs
+        return {"prompt_logprobs": prompt_entries(self.served.model.tokenizer, scores, num_top)}
+
+    def _prompt_scores(self, index: int) -> PromptScores:
+        token_ids = self.prompt_of(index).token_ids
+        position = index // self.common.sampling.n
+
+        def scores() -> Sequence[TokenLogprobs | None]:
+            known = self.requests[position].prompt_logprobs
+            return [None] * (len(token_ids) - 1) if known is None else known
+
+        return PromptScores(token_ids, scores)
 
     def _generation(self, prompt: Prompt, choice: Choice, sample_id: str) -> Generation:
         engine = self.served.engine
@@ -170,7 +192,11 @@ async def answer_whole(request: Request, answering: Answering) -> Response:
     """Give the whole answer when the last choice has ended; raises ApiError or ClientLeft."""
     api, channel = answering.api, answering.channel
     choices = [
-        CollectedChoice(answering.logprobs(index), answering.prompt_of(index).echo)
+        CollectedChoice(
+            answering.logprobs(index),
+            answering.prompt_of(index).echo,
+            partial(answering.told_of_prompt, index),
+        )
         for index in range(answering.num_choices)
     ]
     watcher = asyncio.create_task(watch_client(request.receive, channel))

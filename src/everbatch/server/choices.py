@@ -97,9 +97,14 @@ class CompletionApi:
 
     def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
         parts = [
-            {"text": choice.full_text, "finish_reason": choice.finish_reason} for choice in choices
+            {
+                "text": choice.full_text,
+                "finish_reason": choice.finish_reason,
+                **choice.told_of_prompt(),
+            }
+            for choice in choices
         ]
-        return _body("text_completion", head, choices, parts, usage)
+        return _body("text_completion", head, choices, parts, usage, {})
 
     def stream(self, head: Head, wanted: Streaming) -> Stream:
         return Events("text_completion", TextDeltas(), head, wanted)
@@ -113,7 +118,8 @@ class ChatApi:
 
     def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
         parts = [self._part(choice) for choice in choices]
-        return _body("chat.completion", head, choices, parts, usage)
+        told = choices[0].told_of_prompt()
+        return _body("chat.completion", head, choices, parts, usage, told)
 
     def stream(self, head: Head, wanted: Streaming) -> Stream:
         return Events("chat.completion.chunk", MessageDeltas(), head, wanted)
@@ -127,11 +133,18 @@ class ChatApi:
 
 
 class CollectedChoice:
-    """A choice that is sent as a whole. `echo`: the text that it repeats of its prompt."""
+    """A choice that is sent as a whole. `echo`: the text that it repeats of its prompt.
+    `told_of_prompt`: what it tells besides, once the prompt was computed."""
 
-    def __init__(self, logprobs: Logprobs | None, echo: str = "") -> None:
+    def __init__(
+        self,
+        logprobs: Logprobs | None,
+        echo: str = "",
+        told_of_prompt: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
         self._logprobs = logprobs
         self._echo = echo
+        self.told_of_prompt = told_of_prompt
         self._pieces: list[str] = []
         self.finish_reason = ""
 
@@ -159,8 +172,10 @@ def _body(
     choices: Sequence[CollectedChoice],
     parts: Sequence[dict[str, Any]],
     usage: Usage,
+    told: dict[str, Any],
 ) -> bytes:
-    """Give the body of an answer; `parts`: what each choice tells besides index and logprobs."""
+    """Give the body of an answer. parts: what each choice tells besides index and logprobs; told:
+    what the body tells besides."""
     numbered = enumerate(zip(choices, parts, strict=True))
     return _encoder.encode(
         {
@@ -173,6 +188,7 @@ def _body(
                 for index, (choice, part) in numbered
             ],
             "usage": usage.json(),
+            **told,
         }
     )
 

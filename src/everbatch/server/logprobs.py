@@ -114,6 +114,16 @@ class ChatLogprobs:
         return {"content": content, "refusal": None}
 
 
+def prompt_entries(
+    tokenizer: Tokenizer, prompt: PromptScores, num_top: int
+) -> list[dict[str, Any] | None]:
+    """Give vLLM's list for a prompt: for each token, by token id, what could stand there."""
+    entries: list[dict[str, Any] | None] = [None]
+    for token_id, scores in zip(prompt.token_ids[1:], prompt.scores(), strict=True):
+        entries.append(None if scores is None else _ranked(tokenizer, token_id, scores, num_top))
+    return entries
+
+
 def chat_entry(tokenizer: Tokenizer, output: TokenOutput, num_top: int) -> dict[str, Any]:
     """Give one element of a chat choice's logprobs.content."""
     assert output.logprobs is not None
@@ -144,6 +154,19 @@ def token_text(raw: bytes) -> str:
 
 def finite(logprob: float) -> float:
     return float(logprob) if math.isfinite(logprob) else LOWEST_LOGPROB
+
+
+def _ranked(
+    tokenizer: Tokenizer, token_id: int, scores: TokenLogprobs, num_top: int
+) -> dict[str, Any]:
+    top = enumerate(scores.top[:num_top], 1)
+    ranked = [(token_id, scores.logprob, scores.rank)]
+    ranked += [(other, value, rank) for rank, (other, value) in top]
+    told: dict[str, Any] = {}
+    for one, value, rank in ranked:
+        text = token_text(tokenizer.token_bytes(one))
+        told.setdefault(str(one), {"logprob": finite(value), "rank": rank, "decoded_token": text})
+    return told
 
 
 def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:

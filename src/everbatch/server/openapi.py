@@ -10,6 +10,7 @@ _NUMBER = {"type": "number"}
 _BOOLEAN = {"type": "boolean", "default": False}
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
+_LOGPROBS = {"type": "integer", "minimum": 0, "maximum": 20}
 _SCHEMA_FIELDS: dict[str, Any] = {
     "name": {"type": "string", "maxLength": 64},
     "description": {"type": "string", "maxLength": 4_096},
@@ -72,6 +73,7 @@ _COMMON: dict[str, Any] = {
     "max_total_s": _NUMBER
     | {"minimum": 0, "maximum": 86_400, "description": "Longest time to the end of the answer."},
     "cache_salt": {"type": "string", "description": "Only equal salts share cached prefixes."},
+    "prompt_logprobs": _LOGPROBS | {"description": "Not with stream."},
     "response_format": {
         "type": "object",
         "required": ["type"],
@@ -93,7 +95,6 @@ _COMMON: dict[str, Any] = {
     },
     **{f"guided_{name}": _FORMS[name] for name in ("json", "regex", "choice", "grammar")},
 }
-_LOGPROBS = {"type": "integer", "minimum": 0, "maximum": 20}
 _TEXT_PART = {
     "type": "object",
     "required": ["type", "text"],
@@ -180,7 +181,7 @@ _INPUT_MESSAGE = {
     },
 }
 # What has another name in this API, or no sense.
-_ELSEWHERE = ("max_tokens", "n", "stream_options", "response_format")
+_ELSEWHERE = ("max_tokens", "n", "stream_options", "response_format", "prompt_logprobs")
 RESPONSES = _operation(
     ("input",),
     {

@@ -14,7 +14,7 @@ write 0.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -46,6 +46,7 @@ class Common:
     model: str | None
     sampling: SamplingParams
     stream: bool
+    prompt_logprobs: int | None
     include_usage: bool
     continuous_usage: bool
     priority: int | None
@@ -82,7 +83,6 @@ NOT_SUPPORTED_ANYWHERE: dict[str, IsNeutral] = {
     "use_beam_search": only(False),
     "logit_processors": nothing,
     "logits_processors": nothing,
-    "prompt_logprobs": nothing,
     "guided_decoding_backend": nothing,
     "guided_whitespace_pattern": nothing,
     "service_tier": only("auto", "default"),
@@ -120,7 +120,7 @@ LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 # Those of SamplingParams that both bodies name as it does; it knows their ranges.
 _SAMPLING_FIELDS = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "n"),
+    *("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "n", "prompt_logprobs"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("stop", "stop_token_ids", "logit_bias"),
     *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
@@ -135,9 +135,10 @@ def read_completion(body: bytes, max_prompts: int) -> CompletionRequest:
     add_special_tokens = fields.boolean("add_special_tokens", True)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = fields.boolean("echo")
-    if echo and logprobs is not None:
-        raise fields.bad("echo", "does not go with logprobs: those of a prompt are not computed")
     common = read_common(fields, logprobs, fields.take("max_tokens"))
+    if echo and logprobs is not None:
+        most = max(logprobs, common.prompt_logprobs or 0)
+        common = replace(common, sampling=replace(common.sampling, prompt_logprobs=most))
     fields.end()
     return CompletionRequest(common, prompts, add_special_tokens, echo)
 
@@ -163,11 +164,16 @@ def read_common(
     _metadata(fields)
     model = fields.text("model", MAX_MODEL_NAME_LENGTH)
     stream = fields.boolean("stream")
+    sampling = _sampling(fields, logprobs, max_tokens, form)
+    prompt_logprobs = sampling.prompt_logprobs
+    if stream and prompt_logprobs is not None:
+        raise fields.bad("prompt_logprobs", "does not go with stream: leave one of them out")
     include_usage, continuous_usage = _usage_wanted(fields, stream=stream)
     return Common(
         model=model,
-        sampling=_sampling(fields, logprobs, max_tokens, form),
+        sampling=sampling,
         stream=stream,
+        prompt_logprobs=prompt_logprobs,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         priority=fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY),

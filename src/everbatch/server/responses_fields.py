@@ -43,6 +43,7 @@ NOT_SUPPORTED: dict[str, IsNeutral] = {
     "previous_response_id": nothing,
     "prompt": nothing,
     "prompt_cache_options": nothing,
+    "prompt_logprobs": nothing,
     "prompt_cache_retention": nothing,
     "reasoning": only({}),
     "response_format": nothing,

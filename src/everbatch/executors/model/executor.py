@@ -11,13 +11,20 @@ import numpy as np
 
 from everbatch.base.errors import ExecutorError
 from everbatch.engine.engine import EngineRequest
-from everbatch.engine.executor import EmittedTokens, TokenLogprobs
+from everbatch.engine.executor import EmittedTokens
 from everbatch.executors.model.input_batch import InputBatch, PackedStep
+from everbatch.executors.model.prompt_scores import (
+    note_scores,
+    scored_parts,
+    token_logprobs,
+    with_forced_rows,
+    with_scored_rows,
+)
 from everbatch.executors.model.sampling_state import ConstraintMaker, SamplingState
 from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
-from everbatch.kernels.sampling import RowLogprobs, SampledTokens, sample
+from everbatch.kernels.sampling import SampledTokens, sample
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import Admission, StepOutcome, StepPlan
 
@@ -96,6 +103,9 @@ class ModelExecutor:
     def _execute(self, plan: StepPlan) -> StepOutcome:
         self._apply_changes(plan)
         step = self._batch.pack(plan, self._scratch_block)
+        parts = scored_parts(plan, step, self._request_in, self._batch.token_ids)
+        if parts:
+            step = with_scored_rows(step, parts)
         logits = self._network.forward(step.batch, self._kv)[step.logits_of]
         rows = self._sampling.rows(
             step.sampling_slots,
@@ -103,7 +113,11 @@ class ModelExecutor:
             self._batch.token_ids,
             logits.shape[1],
         )
+        if parts:
+            rows = with_forced_rows(rows, parts)
         sampled = sample(logits, rows)
+        if parts:
+            sampled = note_scores(sampled, len(step.sampling_slots), parts)
         self._batch.commit(plan, step.sampling_slots, sampled.token_ids)
         return self._outcome(step, sampled)
 
@@ -177,6 +191,9 @@ class ModelExecutor:
             if self._slot_of.get(row.request_id) == slot:
                 del self._slot_of[row.request_id]
 
+    def _request_in(self, slot: int) -> EngineRequest:
+        return self._rows[slot].request
+
     def _outcome(self, step: PackedStep, sampled: SampledTokens) -> StepOutcome:
         slots, token_ids = step.sampling_slots, sampled.token_ids
         outcome = StepOutcome()
@@ -194,7 +211,7 @@ class ModelExecutor:
         rows = np.flatnonzero(~sampled.failed).tolist()
         logprobs = None
         if sampled.logprobs:
-            logprobs = [_token_logprobs(sampled.logprobs.get(row)) for row in rows]
+            logprobs = [token_logprobs(sampled.logprobs.get(row)) for row in rows]
         ids = token_ids.tolist()
         return EmittedTokens(
             [self._rows[slot].request_id for slot in slots[rows].tolist()],
@@ -213,10 +230,3 @@ def _known_tokens(payload: object, sample: int) -> Int32s:
 
 def _columns(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return [first for first, _ in pairs], [second for _, second in pairs]
-
-
-def _token_logprobs(row: RowLogprobs | None) -> TokenLogprobs | None:
-    if row is None:
-        return None
-    top = zip(row.top_ids.tolist(), row.top_logprobs.tolist(), strict=True)
-    return TokenLogprobs(row.logprob, row.rank, tuple(top))
