@@ -1,26 +1,22 @@
 """What a log tells of the moment is what the scheduler holds: tokens, outputs, slots, phases.
 
-Samples leave at random boundaries, in every state, so prompts pass from one to the next.
+In worlds in which samples leave (leaving_samples).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from random import Random
 
 import pytest
-from builders import Client, World, client, make_config
+from builders import World
+from leaving_samples import boundaries, draw_clients, draw_config
 
-from everbatch.base.events import Event
 from everbatch.diagnose.log import Ruler
 from everbatch.diagnose.world import World as ToldWorld
-from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import DeferReason
 from everbatch.server.phases import Phase, Phases
 
 NUM_SEEDS = 200
-LAST_ARRIVAL = 5
-LEAVING = 0.03
 
 
 @pytest.mark.parametrize("extent", ["whole", "tail"])
@@ -29,10 +25,10 @@ def test_a_log_tells_what_the_scheduler_holds(mode, extent):
     differing, num_compared = [], 0
     for seed in range(NUM_SEEDS):
         random = Random(seed)
-        clients = _clients(random)
-        world = World(_config(random, mode, extent), clients)
+        clients = draw_clients(random)
+        world = World(draw_config(random, mode, extent), clients)
         told = ToldWorld(asdict(world.config), Ruler(is_steps=False))
-        for _ in _boundaries(world, clients, told.take, random):
+        for _ in boundaries(world, clients, told.take, random):
             for id, held in _held(world).items():
                 num_compared += 1
                 if _told(told, id) != held:
@@ -48,9 +44,9 @@ def test_the_phases_of_requests_are_told_by_events(mode, extent):
     seen = Counter()
     for seed in range(NUM_SEEDS):
         random = Random(seed)
-        clients = _clients(random)
-        world, phases = World(_config(random, mode, extent), clients), Phases()
-        for _ in _boundaries(world, clients, phases.take, random):
+        clients = draw_clients(random)
+        world, phases = World(draw_config(random, mode, extent), clients), Phases()
+        for _ in boundaries(world, clients, phases.take, random):
             assert phases.counts() == _phases(world), f"seed {seed}, boundary {world.boundary}"
             assert phases.waiting_by_reason() == _reasons(world), f"seed {seed}"
             seen.update(phases.counts())
@@ -76,50 +72,6 @@ def _reasons(world: World) -> dict[str, int]:
     for request, deferral in scheduler.deferrals.current.items():
         counts[deferral.reason.value] += request in queue
     return counts
-
-
-def _clients(random: Random) -> list[Client]:
-    return [
-        client(
-            f"c{number}",
-            random.randint(1, 20),
-            random.randint(1, 16),
-            n=random.choice([1, 2, 3, 3]),
-            arrival=random.randint(0, LAST_ARRIVAL),
-        )
-        for number in range(3)
-    ]
-
-
-def _config(random: Random, mode: str, extent: str) -> SchedulerConfig:
-    return make_config(
-        num_blocks=random.choice([10, 12, 16]),
-        max_num_batched_tokens=random.choice([3, 6, 64]),
-        max_num_seqs=random.choice([3, 4, 6]),
-        admission="now",
-        preemption_mode=mode,
-        preemption_extent=extent,
-        num_host_blocks=12,
-    )
-
-
-def _boundaries(
-    world: World, clients: list[Client], take: Callable[[Event], None], random: Random
-) -> Iterator[None]:
-    """Run to the end; yields where the log has told everything."""
-    num_taken = 0
-    while True:
-        world.arrive()
-        for id in (id for one in clients if one.id in world.texts for id in one.sample_ids()):
-            if random.random() < LEAVING:
-                world.engine.abort(id)
-        if not world.engine.has_work and world.boundary >= LAST_ARRIVAL:
-            return
-        world.step()
-        for event in world.events[num_taken:]:
-            take(event)
-        num_taken = len(world.events)
-        yield
 
 
 def _held(world: World) -> dict[str, tuple[int, int, int | None]]:
