@@ -13,7 +13,7 @@ from everbatch.server.progress import Progress
 
 COMPLETIONS = "/v1/completions"
 # The harness's clock moves by a millisecond a look, so looking is waiting.
-QUICK = {"stall_timeout_s": 0.05}
+QUICK = {"step_timeout_s": 0.05}
 
 
 class HandClock:
@@ -26,23 +26,23 @@ class HandClock:
         return self.now
 
 
-def test_a_turn_longer_than_the_limit_is_a_stall_until_it_ends() -> None:
+def test_a_turn_longer_than_the_limit_is_a_hang_until_it_ends() -> None:
     clock = HandClock()
     progress = Progress(clock, limit_s=2.0)
-    idle = progress.stalled_s()
+    idle = progress.hung_s()
     progress.begin()
     clock.now = 2 * NS_PER_S
-    at_the_limit = progress.stalled_s()
+    at_the_limit = progress.hung_s()
     clock.now += 1
-    beyond = progress.stalled_s()
+    beyond = progress.hung_s()
     progress.end()
 
-    assert (idle, at_the_limit, progress.stalled_s()) == (None, None, None)
+    assert (idle, at_the_limit, progress.hung_s()) == (None, None, None)
     assert beyond == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("limit_s", "look_s"), [(0.001, 0.05), (0.4, 0.1), (3_600.0, 1.0)])
-def test_a_stall_is_seen_within_a_second(limit_s: float, look_s: float) -> None:
+def test_a_hang_is_seen_within_a_second(limit_s: float, look_s: float) -> None:
     assert Progress(HandClock(), limit_s).look_s == look_s
 
 
@@ -71,7 +71,7 @@ async def test_a_step_that_hangs_turns_readiness_off_and_leaves_health_alone() -
     assert (before.status_code, health.status_code, again.status_code) == (200, 200, 200)
     for answer in (hangs, refused):
         error = answer.json()["error"]
-        assert (error["code"], error["type"]) == ("engine_stalled", "server_error")
+        assert (error["code"], error["type"]) == ("engine_hangs", "server_error")
         assert "retry-after" in answer.headers
     assert refused.status_code == 503
     assert served.json()["choices"][0]["text"] == reply_to(b"x")[:2]
@@ -100,15 +100,15 @@ async def test_who_waits_for_a_step_that_hangs_gets_503_and_who_runs_goes_on() -
         samples = (await client.get("/metrics")).text
 
     assert [answer.status_code for answer in answers] == [503, 503]
-    assert {answer.json()["error"]["code"] for answer in answers} == {"engine_stalled"}
+    assert {answer.json()["error"]["code"] for answer in answers} == {"engine_hangs"}
     assert live == 1
     assert whole.json()["choices"][0]["text"] == reply_to(b"a")
-    assert 'request_aborted_total{cause="stall",model_name="toy"} 2.0' in samples
+    assert 'request_aborted_total{cause="hang",model_name="toy"} 2.0' in samples
     assert harness.engine.stats.num_finished == {"stop": 1}
     harness.assert_all_returned()
 
 
-def test_a_stall_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hang_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
     @async_test
     async def scenario() -> None:
         harness = make_harness(settings=QUICK)
@@ -131,9 +131,9 @@ def test_a_stall_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, "everbatch.server"):
         scenario()
 
-    [stalled, again] = caplog.messages
-    assert stalled.startswith("the engine has been in one step for 0.")
-    assert stalled.endswith("1 request waiting for it, and new ones, get 503")
+    [hangs, again] = caplog.messages
+    assert hangs.startswith("the engine has been in one step for 0.")
+    assert hangs.endswith("1 request waiting for it, and new ones, get 503")
     assert again == "the engine makes progress again"
 
 

@@ -61,8 +61,8 @@ _OPTIONS = [
         help="Seconds that running requests get to finish after SIGTERM.",
     ),
     _serving(
-        "--stall-timeout",
-        "stall_timeout_s",
+        "--step-timeout",
+        "step_timeout_s",
         type=float,
         help="Seconds that a step may take; then the server is not ready and who waits gets 503.",
     ),

@@ -77,8 +77,8 @@ class AsyncEngine:
         self._live = LiveRequests()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._has_stalled = False
-        self.progress = Progress(clock, settings.stall_timeout_s)
+        self._hangs = False
+        self.progress = Progress(clock, settings.step_timeout_s)
         self._thread = EngineThread(engine, self._inbox, self.progress, self._deliver, self._die)
         self.metrics = metrics
         self.config = engine.config
@@ -139,9 +139,9 @@ class AsyncEngine:
         if self.state is not EngineState.RUNNING:
             # Whoever balances load shall send the client's next request somewhere else.
             raise unavailable("the server is shutting down", "shutting_down", closes=True)
-        stalled_s = self.progress.stalled_s()
-        if stalled_s is not None:
-            raise unavailable(_stall_text(stalled_s), "engine_stalled")
+        hung_s = self.progress.hung_s()
+        if hung_s is not None:
+            raise unavailable(_hang_text(hung_s), "engine_hangs")
 
     def look(self) -> None:
         """See what the engine does not tell; to be called again and again.
@@ -150,18 +150,18 @@ class AsyncEngine:
         left alone: its answer goes on if the step comes back.
         """
         self._end_overdue(self._clock.now_ns())
-        stalled_s = self.progress.stalled_s()
-        if stalled_s is None:
-            if self._has_stalled:
+        hung_s = self.progress.hung_s()
+        if hung_s is None:
+            if self._hangs:
                 logger.warning("the engine makes progress again")
-            self._has_stalled = False
+            self._hangs = False
             return
         waiting = [one for one in self._live.requests() if one.admitted_ns is None]
-        if not self._has_stalled:
-            logger.error("%s: %s", _stall_text(stalled_s), _waiting_text(len(waiting)))
-        self._has_stalled = True
+        if not self._hangs:
+            logger.error("%s: %s", _hang_text(hung_s), _waiting_text(len(waiting)))
+        self._hangs = True
         for request in waiting:
-            self._cut(request, Unserved(_stall_text(stalled_s), "engine_stalled"), EndCause.STALL)
+            self._cut(request, Unserved(_hang_text(hung_s), "engine_hangs"), EndCause.HANG)
 
     def abort(
         self, request_id: str, reason: FinishReason, cause: EndCause = EndCause.CLIENT
@@ -378,11 +378,11 @@ class AsyncEngine:
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
-def _stall_text(stalled_s: float) -> str:
-    return f"the engine has been in one step for {stalled_s:.1f} s"
+def _hang_text(hung_s: float) -> str:
+    return f"the engine has been in one step for {hung_s:.1f} s"
 
 
 def _waiting_text(num_waiting: int) -> str:
     if not num_waiting:
-        return "nobody waits, new requests get 503 (--stall-timeout)"
+        return "nobody waits, new requests get 503 (--step-timeout)"
     return f"{counted(num_waiting, 'request')} waiting for it, and new ones, get 503"

@@ -62,7 +62,7 @@ class EndCause(Enum):
     CLIENT = "client"
     SLOW_CLIENT = "slow_client"
     DEADLINE = "deadline"
-    STALL = "stall"
+    HANG = "hang"
     SHUTDOWN = "shutdown"
 
 

@@ -16,14 +16,14 @@ LOOKS_IN_LIMIT = 4
 
 
 class Progress:
-    """Watches one thread; a turn longer than `limit_s` is a stall."""
+    """Watches one thread; a turn longer than `limit_s` is a hang."""
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
         self._clock = clock
         self._limit_ns = int(limit_s * NS_PER_S)
         self._since_ns: int | None = None
         self.look_s = min(max(MIN_LOOK_S, limit_s / LOOKS_IN_LIMIT), MAX_LOOK_S)
-        """How often to look, so that a stall is seen soon after it is one."""
+        """How often to look, so that a hang is seen soon after it is one."""
 
     def begin(self) -> None:
         """A turn begins."""
@@ -33,7 +33,7 @@ class Progress:
         """The turn is over; until the next one there is nothing to wait for."""
         self._since_ns = None
 
-    def stalled_s(self) -> float | None:
+    def hung_s(self) -> float | None:
         """Give how long the turn that runs has taken, if that is too long."""
         since_ns = self._since_ns
         if since_ns is None:

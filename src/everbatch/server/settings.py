@@ -30,7 +30,7 @@ class ServerSettings:
     engine, not what waits in it; max_tenant_requests what one tenant has under way, 0: anything.
     max_client_buffer_bytes bounds what a client that reads its stream too slowly has not read yet.
     shutdown_grace_s is what running requests get to finish once the server is told to stop.
-    stall_timeout_s is how long a step may take before the server is not ready. status_interval_s is
+    step_timeout_s is how long a step may take before the server is not ready. status_interval_s is
     the pause between status lines. allowed_origins are the web pages that may ask, "*": all.
     log_prompts: whether the access log, if there is one, has them.
     """
@@ -44,7 +44,7 @@ class ServerSettings:
     max_tenant_requests: int = 0
     max_client_buffer_bytes: int = MEBIBYTE
     shutdown_grace_s: float = 30.0
-    stall_timeout_s: float = 20.0
+    step_timeout_s: float = 20.0
     status_interval_s: float = 10.0
     metrics_prefix: str = "everbatch"
     allowed_origins: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class ServerSettings:
                 f"--shutdown-grace must lie in [0, {MAX_SECONDS}] seconds, got "
                 f"{self.shutdown_grace_s:g}"
             )
-        self._check_seconds("--stall-timeout", self.stall_timeout_s)
+        self._check_seconds("--step-timeout", self.step_timeout_s)
         self._check_seconds("--status-interval", self.status_interval_s)
         if not _METRIC_NAME.fullmatch(self.metrics_prefix):
             raise ConfigError(

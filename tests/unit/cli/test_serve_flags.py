@@ -32,7 +32,7 @@ def test_without_flags_settings_have_their_own_defaults() -> None:
     [
         (["--shutdown-grace", "5"], "shutdown_grace_s", 5.0),
         (["--shutdown-timeout", "5"], "shutdown_grace_s", 5.0),
-        (["--stall-timeout", "90.5"], "stall_timeout_s", 90.5),
+        (["--step-timeout", "90.5"], "step_timeout_s", 90.5),
         (["--max-tenant-requests", "3"], "max_tenant_requests", 3),
         (["--max-body-size", "64MiB"], "max_body_bytes", 64 << 20),
         (["--max-prompts", "1"], "max_prompts", 1),
@@ -56,8 +56,8 @@ def test_a_flag_is_a_setting(flags: list[str], name: str, value: object) -> None
     ("setting", "good", "bad", "words"),
     [
         ("shutdown_grace_s", 0.0, -1.0, "--shutdown-grace must lie in"),
-        ("stall_timeout_s", 0.1, 0.0, "--stall-timeout must lie in"),
-        ("stall_timeout_s", 86_400.0, 86_401.0, "--stall-timeout must lie in"),
+        ("step_timeout_s", 0.1, 0.0, "--step-timeout must lie in"),
+        ("step_timeout_s", 86_400.0, 86_401.0, "--step-timeout must lie in"),
         ("status_interval_s", 86_400.0, float("nan"), "--status-interval must lie in"),
         ("max_tenant_requests", 0, -1, "max_tenant_requests must be at least 0"),
         ("max_prompts", 1, 0, "max_prompts must be at least 1"),
@@ -114,19 +114,19 @@ def test_a_key_file_that_lets_nobody_in_is_refused(
     [
         (["--api-key", "two words"], "--api-key number 1 is empty or has spaces"),
         (["--api-key", ""], "--api-key number 1 is empty"),
-        (["--api-key-file", "/no/such/file"], "cannot read --api-key-file /no/such/file"),
+        (["--api-key-file", "/proc/no_such_file"], "cannot read --api-key-file /proc/no_such_file"),
         (["--log-prompts"], "give --access-log, too"),
-        (["--access-log", "/no/such/file"], "check --access-log"),
+        (["--access-log", "/proc/no_such_file"], "check --access-log"),
         (["--allowed-origins", "nonsense"], "--allowed-origins"),
         (["--metrics-prefix", "a-b"], "--metrics-prefix"),
-        (["--stall-timeout", "0"], "--stall-timeout"),
+        (["--step-timeout", "0"], "--step-timeout"),
     ],
     ids=str,
 )
 def test_what_is_wrong_is_told_in_a_line_before_a_model_is_looked_for(
     flags: list[str], words: str
 ) -> None:
-    answer = everbatch("serve", "/no/such/model", "--port", "0", *flags)
+    answer = everbatch("serve", "no_such_model", "--port", "0", *flags)
 
     assert (answer.status, answer.out) == (2, "")
     assert answer.err.startswith("everbatch: ")
@@ -158,7 +158,7 @@ def test_who_may_ask_is_told_at_start(
 def test_priorities_of_keys_need_the_policy(tmp_path: Path) -> None:
     path = tmp_path / "keys.txt"
     path.write_text("key red 4\n")
-    answer = everbatch("serve", "/no/such/model", "--port", "0", "--api-key-file", path)
+    answer = everbatch("serve", "no_such_model", "--port", "0", "--api-key-file", path)
 
     assert answer.status == 2
     assert "leave them out or use --policy priority" in answer.err
