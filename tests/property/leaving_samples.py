@@ -11,27 +11,30 @@ from builders import Client, World, client, make_config
 from everbatch.base.events import Event
 from everbatch.scheduler.config import SchedulerConfig
 
-LAST_ARRIVAL = 5
+LAST_ARRIVAL = 6
 LEAVING = 0.03
 
 
 def draw_clients(random: Random) -> list[Client]:
-    return [
+    """One that grows long, and newer ones whose prompts may be preempted before they are read."""
+    grows = client("c0", random.randint(1, 12), random.randint(16, 28))
+    return [grows] + [
         client(
             f"c{number}",
-            random.randint(1, 20),
-            random.randint(1, 16),
+            random.randint(1, 28),
+            random.randint(1, 10),
             n=random.choice([1, 2, 3, 3]),
             arrival=random.randint(0, LAST_ARRIVAL),
         )
-        for number in range(3)
+        for number in range(1, 4)
     ]
 
 
 def draw_config(random: Random, mode: str, extent: str) -> SchedulerConfig:
     return make_config(
-        num_blocks=random.choice([10, 12, 16]),
-        max_num_batched_tokens=random.choice([3, 6, 64]),
+        num_blocks=random.choice([10, 12, 14]),
+        max_num_batched_tokens=random.choice([3, 6, 9, 64]),
+        long_prefill_token_threshold=random.choice([0, 2, 4]),
         max_num_seqs=random.choice([3, 4, 6]),
         admission="now",
         preemption_mode=mode,

@@ -17,7 +17,7 @@ from everbatch.base.eventlog import EventLogWriter
 from everbatch.diagnose.explain import explain
 from everbatch.diagnose.life import Entry, Life, Loss, Run, Wait
 
-NUM_SEEDS = 60
+NUM_SEEDS = 80
 
 
 @pytest.mark.parametrize("extent", ["whole", "tail"])
