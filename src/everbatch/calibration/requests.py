@@ -8,7 +8,7 @@ found until they hold. Belongs here: equations, rounds, errors on what was not s
 arithmetic (fit), runs (request_runs), reading (request_log).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -81,15 +81,20 @@ class RequestCalibration:
 
 
 def calibrate_requests(
-    log: RequestLog, scenario: Scenario, version: str, share: float = SHARE
+    log: RequestLog,
+    scenario: Scenario,
+    version: str,
+    share: float = SHARE,
+    tell: Callable[[int], None] | None = None,
 ) -> RequestCalibration:
     """Fit a profile to the first `share` of a log; ConfigError says what it lacks.
 
-    The scenario tells the engine's options, and its device and model where it has them.
+    The scenario tells the engine's options, and its device and model where it has them. `tell`
+    hears how many rounds are done.
     """
     cut = _cut(log, share)
     sheet = sheet_prices(scenario.hardware, scenario.model)
-    fit = _Rounds(log, scenario, cut, sheet)
+    fit = _Rounds(log, scenario, cut, sheet, tell)
     prices, num_rounds = fit.settle(sheet or _rough_prices(log.requests))
     whole = run_requests(scenario, log.requests, _step_time(prices), has_queued=log.has_queued)
     seen = [w for w, end in zip(whole.record.works, whole.record.ends, strict=True) if end <= cut]
@@ -161,8 +166,16 @@ def stamp_errors(
 class _Rounds:
     """Repeats runs and fits until the prices hold."""
 
-    def __init__(self, log: RequestLog, scenario: Scenario, cut: int, sheet: Prices | None) -> None:
+    def __init__(
+        self,
+        log: RequestLog,
+        scenario: Scenario,
+        cut: int,
+        sheet: Prices | None,
+        tell: Callable[[int], None] | None,
+    ) -> None:
         self._log = log
+        self._tell = tell
         self._scenario = scenario
         self._cut = cut
         self._sheet_rows, self._sheet_times = _leaning(sheet)
@@ -171,6 +184,8 @@ class _Rounds:
         """Give the prices whose run is nearest to what was recorded, and how many runs it took."""
         best, least = prices, np.inf
         for num_rounds in range(1, MAX_ROUNDS + 1):
+            if self._tell is not None:
+                self._tell(num_rounds - 1)
             counts, times, simulated = self._equations(self._run(prices))
             error = float(np.minimum(np.abs(simulated / times - 1), 1).mean())
             if error < least:

@@ -20,9 +20,15 @@ from everbatch import __version__
 from everbatch.base.errors import ConfigError
 from everbatch.calibration.calibrate import Calibration, calibrate
 from everbatch.calibration.request_log import is_request_log, read_request_log
-from everbatch.calibration.requests import SHARE, RequestCalibration, calibrate_requests
+from everbatch.calibration.requests import (
+    MAX_ROUNDS,
+    SHARE,
+    RequestCalibration,
+    calibrate_requests,
+)
 from everbatch.calibration.steps import MeasuredLog, read_log
 from everbatch.cli.output_files import OutputFiles, is_same_file
+from everbatch.cli.run_progress import rounds_progress
 from everbatch.costs.profile import profile_text
 from everbatch.workload.builtin_scenarios import find_scenario
 
@@ -105,8 +111,9 @@ def _calibrated(
             f"{logs[0]} is a log of requests, which does not tell how its engine decides: give "
             "--scenario, whose [engine] has its options (its num_blocks too)"
         )
-    log = read_request_log(logs[0], _day_of(logs[0]))
-    return calibrate_requests(log, find_scenario(scenario), __version__, share or SHARE)
+    log, engine = read_request_log(logs[0], _day_of(logs[0])), find_scenario(scenario)
+    with rounds_progress("simulating and fitting", MAX_ROUNDS) as tell:
+        return calibrate_requests(log, engine, __version__, share or SHARE, tell)
 
 
 def _day_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Shows people how far long work is: a run (time, or requests that have ended), a log (its bytes).
+"""Shows people how far long work is: a run (time, or requests that have ended), a log, rounds.
 
 Nothing is drawn unless standard error is a terminal, and rich is imported only then.
 """
@@ -47,6 +47,17 @@ def reading_progress(path: Path) -> Iterator[Callable[[int], None] | None]:
     with _bars() as bars:
         task = bars.add_task(f"reading {path.name}", total=path.stat().st_size)
         yield lambda num_bytes: bars.update(task, completed=num_bytes)
+
+
+@contextmanager
+def rounds_progress(verb: str, most: int) -> Iterator[Callable[[int], None] | None]:
+    """Give what work of up to `most` rounds tells how many are done; None where nobody looks."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with _bars() as bars:
+        task = bars.add_task(verb, total=most)
+        yield lambda num_done: bars.update(task, completed=num_done)
 
 
 def _bars() -> "Progress":

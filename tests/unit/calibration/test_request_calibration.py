@@ -1,6 +1,7 @@
 """Prices out of requests' stamps alone: found again, used on what was not seen; refusals."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from everbatch.base.errors import ConfigError
 from everbatch.calibration.data_sheet import sheet_prices
 from everbatch.calibration.request_log import RecordedRequest, RequestLog
 from everbatch.calibration.request_runs import run_requests
-from everbatch.calibration.requests import calibrate_requests
+from everbatch.calibration.requests import MAX_ROUNDS, calibrate_requests
 from everbatch.costs.device import Device
 from everbatch.costs.fitted import FittedStepTime, Prices, Region
 from everbatch.costs.model import Model
@@ -96,6 +97,23 @@ def test_a_light_load_without_queue_stamps_is_predicted_too():
 
     assert max(abs(of["mean"]) for of in made.errors["held out"].values()) < 0.01
     assert any("waits count from arrival" in note for note in made.notes)
+
+
+def test_rounds_are_told_and_bounded():
+    told: list[int] = []
+
+    made = calibrate_requests(LOG, CROWDED, "1.2.3", tell=told.append)
+
+    assert told == list(range(made.num_rounds))
+    assert made.num_rounds <= MAX_ROUNDS
+
+
+def test_requests_that_are_not_in_the_log_are_named():
+    log = replace(LOG, left_out=Counter({"they have no outputs": 2}))
+
+    notes = calibrate_requests(log, CROWDED, "1.2.3").notes
+
+    assert notes[0] == ("2 requests left out, though the engine served them: they have no outputs")
 
 
 def test_the_profile_tells_its_region_its_errors_and_where_it_comes_from(made):
