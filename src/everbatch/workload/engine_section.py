@@ -80,6 +80,11 @@ def read_setting(text: str) -> tuple[str, bool | int | float | str]:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
         raise ConfigError(f"{shown(text)} sets nothing: write OPTION=VALUE")
+    if name == PRESET:
+        raise ConfigError(
+            "preset stands in [engine] of a scenario alone, whose sizes count as that engine "
+            "counts them: write it there"
+        )
     if name not in OPTIONS:
         raise ConfigError(
             f"[engine] has no key {shown(name)}{did_you_mean(name, OPTIONS)}; its keys are "

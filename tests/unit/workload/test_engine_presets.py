@@ -78,6 +78,11 @@ def test_a_preset_that_cannot_be_is_refused_with_what_can(engine, told):
     assert told in str(error.value)
 
 
+def test_a_preset_beside_a_scenario_is_refused_with_its_place():
+    with pytest.raises(ConfigError, match=r"preset stands in \[engine\] of a scenario alone"):
+        scenario().with_settings(["preset=vllm-v1"])
+
+
 def test_vllm_preempts_the_latest_and_admits_nobody_in_that_step(tmp_path):
     """4 blocks of 4 hold tokens: b yields when a needs its third, and c waits behind b."""
     requests = [
