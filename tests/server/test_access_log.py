@@ -73,6 +73,19 @@ async def test_every_path_and_every_error_has_its_line() -> None:
 
 
 @async_test
+async def test_probes_have_a_line_only_if_they_were_refused() -> None:
+    harness = make_harness(logs_access=True)
+    async with in_process(harness) as client:
+        for path in ("/health", "/ready", "/version", "/metrics"):
+            await client.get(path)
+        harness.engine.begin_drain()
+        for path in ("/health", "/ready"):
+            await client.get(path)
+
+    assert [(line["path"], line["status"]) for line in lines_of(harness)] == [("/ready", 503)]
+
+
+@async_test
 async def test_prompts_are_in_it_only_if_that_was_asked_for() -> None:
     body = {"prompt": [PROMPT, "another"], "max_tokens": 1}
     for log_prompts in (False, True):

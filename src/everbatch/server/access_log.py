@@ -4,15 +4,18 @@ Belongs here: which facts, and taking them while a request goes through. Not her
 written (assemble.access_log). Installed by the application if somebody wants the lines.
 
 Prompts are in it only if that was asked for (settings.log_prompts); answers and keys never are.
+Probes and Prometheus come every few seconds: they have a line only if they were refused.
 """
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everbatch.base.units import NS_PER_S
+from everbatch.server.api_keys import OPEN_PATHS
 from everbatch.server.request_id import HEADER
 from everbatch.server.served import ServerClock
 
@@ -65,7 +68,8 @@ class AccessLogMiddleware:
             }
             for one in noted:
                 facts |= one() if callable(one) else one
-            self._write_line(_line(facts))
+            if scope["path"] not in OPEN_PATHS or head["status"] != HTTPStatus.OK:
+                self._write_line(_line(facts))
 
 
 def note(scope: Scope, facts: Facts | LateFacts) -> None:
