@@ -134,6 +134,30 @@ async def test_a_key_s_priority_is_the_best_that_its_requests_get() -> None:
     assert ended == ["better", "blocker", "none", "own", "worse"]
 
 
+@async_test
+async def test_a_tenant_s_key_ends_and_sees_nothing_of_others() -> None:
+    harness = make_harness(keys=keys_of("k1 red", "k2 blue", "k3"))
+    async with in_process(harness) as client:
+
+        async def abort(key: str) -> list[str]:
+            body = {"request_id": "job"}
+            answer = await client.post("/abort", json=body, headers=bearer(key))
+            return answer.json()["aborted"]
+
+        harness.gate.shut()
+        headers = bearer("k1") | {"X-Request-Id": "job"}
+        runs = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "x"}, headers=headers))
+        await harness.gate.reached()
+        by_another, by_itself = await abort("k2"), await abort("k1")
+        harness.gate.open()
+        await runs
+        events = [await client.get("/debug/events", headers=bearer(key)) for key in ("k1", "k3")]
+
+    assert (by_another, by_itself) == ([], ["job"])
+    assert [answer.status_code for answer in events] == [403, 200]
+    assert events[0].json()["error"]["code"] == "forbidden"
+
+
 def test_no_log_and_no_message_has_a_key(caplog: pytest.LogCaptureFixture) -> None:
     keys = keys_of(SECRET)
 

@@ -135,6 +135,8 @@ def _fetch(url: str, api_key: str | None) -> str:
         ) from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise EverbatchError(f"{base} wants an API key: give one of its keys with --api-key")
+    if answer.status_code == httpx.codes.FORBIDDEN:
+        raise EverbatchError(f"{base} does not show its events to a tenant's key: give another one")
     if answer.status_code != httpx.codes.OK:
         raise EverbatchError(
             f"{base}{EVENTS_PATH} answered {answer.status_code}: is this a server of everbatch?"

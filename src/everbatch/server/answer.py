@@ -68,6 +68,10 @@ class Answering:
     generations: list[Generation] = field(default_factory=list)
 
     @property
+    def tenant(self) -> str | None:
+        return self.common.tenant
+
+    @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.common.sampling.n
 

@@ -15,6 +15,11 @@ class Abortable(Protocol):
         """Its own id, then the one that its client gave, if any; others may have that, too."""
         ...
 
+    @property
+    def tenant(self) -> str | None:
+        """Whose it is."""
+        ...
+
     def abort(self) -> bool:
         """End it; gives whether there was anything left to end."""
         ...
@@ -39,11 +44,15 @@ class LiveAnswers:
             else:
                 self._by_id.pop(one, None)
 
-    def abort(self, ids: Iterable[str]) -> list[str]:
-        """End the answers of these ids; gives the ids under which something was ended."""
-        return [one for one in dict.fromkeys(ids) if self._abort(one)]
+    def abort(self, ids: Iterable[str], tenant: str | None = None) -> list[str]:
+        """End the answers of these ids; gives the ids under which something was ended.
 
-    def _abort(self, answer_id: str) -> bool:
+        Those of others than `tenant` are left alone; None: all may be ended.
+        """
+        return [one for one in dict.fromkeys(ids) if self._abort(one, tenant)]
+
+    def _abort(self, answer_id: str, tenant: str | None) -> bool:
+        found = self._by_id.get(answer_id, ())
         # All of them, not any of them: `any` would stop at the first.
-        ended = [answer.abort() for answer in self._by_id.get(answer_id, ())]
+        ended = [answer.abort() for answer in found if tenant in (None, answer.tenant)]
         return any(ended)

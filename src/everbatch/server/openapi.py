@@ -125,7 +125,7 @@ def _operation(
     if required:
         schema["required"] = list(required)
     error = {"description": 'OpenAI\'s error body: {"error": {message, type, param, code}}'}
-    statuses = ("400", "404", "413", "415", "429", "500", "503")
+    statuses = ("400", "401", "404", "413", "415", "429", "500", "503")
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {status: error for status in statuses},

@@ -28,7 +28,7 @@ from everbatch.server.api_keys import key_owner
 from everbatch.server.channel import Channel
 from everbatch.server.choices import Api, ChatApi, CompletionApi, Head
 from everbatch.server.encoding import Encoding
-from everbatch.server.errors import bad_request, from_invalid_request
+from everbatch.server.errors import ApiError, bad_request, from_invalid_request
 from everbatch.server.http_body import ClientLeft, read_body
 from everbatch.server.protocol import (
     Common,
@@ -111,8 +111,14 @@ class _Routes:
         exposition = self._served.engine.metrics.exposition()
         return Response(exposition, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def events(self) -> Response:
+    async def events(self, request: Request) -> Response:
         """What `everbatch explain URL REQUEST` reads. Written on another thread: it may be long."""
+        if key_owner(request.scope).tenant is not None:
+            raise ApiError(
+                HTTPStatus.FORBIDDEN,
+                "the events are those of all tenants: ask with a key that belongs to none",
+                code="forbidden",
+            )
         log = await asyncio.to_thread(self._served.engine.recent_events.snapshot())
         return Response(log, media_type="application/x-ndjson")
 

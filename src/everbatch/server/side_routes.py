@@ -13,6 +13,7 @@ from starlette.responses import Response
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.token_checks import check_token_ids
 from everbatch.server import openapi
+from everbatch.server.api_keys import key_owner
 from everbatch.server.encoding import Encoding
 from everbatch.server.errors import from_invalid_request
 from everbatch.server.http_body import read_body
@@ -77,7 +78,9 @@ class _SideRoutes:
     async def abort(self, request: Request) -> Response:
         """End answers with what text there is; their finish reason is abort."""
         ids = read_abort(await self._read(request))
-        return _json({"aborted": self._served.answers.abort(ids)})
+        # Whose key is a tenant's ends that tenant's answers alone.
+        tenant = key_owner(request.scope).tenant
+        return _json({"aborted": self._served.answers.abort(ids, tenant)})
 
     async def _token_ids(self, wanted: TokenizeRequest) -> list[int]:
         if wanted.messages is None:
