@@ -3,6 +3,7 @@
 Belongs here: the run and its record. Not here: prices (requests), reading logs (request_log).
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -76,7 +77,8 @@ class RecordedRun:
     def done_until(self, moment: int) -> Array:
         """Give what was done up to a moment: [price]; of a step under way its part."""
         record = self.record
-        place = int(np.searchsorted(record.ends, moment, side="right"))
+        # Not numpy's: that would copy the list to search it.
+        place = bisect_right(record.ends, moment)
         done: Array = self.cumulated[place]
         if place < len(record.ends) and record.starts[place] < moment:
             length = record.ends[place] - record.starts[place]
