@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from everbatch.calibration.request_log import is_request_log, read_request_log
 from everbatch.loadgen.figures import (
     FigureOptions,
     RunTimes,
@@ -212,6 +213,16 @@ def test_request_log_is_a_trace_of_what_was_answered(tmp_path):
         "first_token_ts": "1700000000.010000001",
         "last_token_ts": "1700000000.020500001",
     }
+
+
+def test_request_log_can_be_calibrated_with(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(log_lines(finished(record(40, 50, due=30), record(10, 21, due=1)))))
+
+    assert is_request_log(path)
+    first, second = read_request_log(path).requests
+    assert (first.ttft_ns, first.decode_ns) == (9 * MS, 11 * MS)
+    assert (second.ttft_ns, second.decode_ns) == (10 * MS, 10 * MS)
 
 
 def path_of(svg: str) -> list[tuple[float, float]]:
