@@ -1,4 +1,4 @@
-"""What is told of a request, or of each sample, holds together: one thing at a time, with a slot.
+"""What is told of a request, or of each sample, holds together: each step once, with a slot.
 
 In worlds in which samples leave (leaving_samples).
 """
@@ -69,7 +69,8 @@ def check_slots(life: Life, where: str) -> None:
 
 
 def check_steps(life: Life, where: str) -> None:
-    """No step is told twice."""
+    """Every step is told, once: it runs in it or waits."""
     parts = [chapter for chapter in life.chapters if isinstance(chapter, Wait | Run)]
-    for earlier, later in pairwise(parts):
-        assert earlier.from_step <= earlier.to_step < later.from_step, where
+    assert all(part.from_step <= part.to_step for part in parts), where
+    assert all(later.from_step == earlier.to_step + 1 for earlier, later in pairwise(parts)), where
+    assert not parts or parts[-1].to_step == life.last_step, where
