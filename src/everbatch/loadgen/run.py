@@ -36,7 +36,8 @@ class RunSettings:
     num_retries: int = 0
     timeout_ns: int | None = None
     duration_ns: int | None = None
-    """After so long nothing more is sent."""
+    """After so long clients of a closed loop send nothing more. Who is due by a rate or a trace is
+    sent, however late: the source has its own end."""
 
 
 class LoadRun:
@@ -112,17 +113,19 @@ class LoadRun:
             due_ns = self.start_ns + arrival
             await clock.sleep_until(due_ns)
             held_ns = await self._take_slot(due_ns)
-            now = clock.now_ns()
-            if settings.duration_ns is not None and now - self.start_ns >= settings.duration_ns:
-                return
             if settings.is_closed:
-                due_ns, held_ns = now, 0
+                due_ns, held_ns = clock.now_ns(), 0
+                if self._is_past(settings.duration_ns, due_ns):
+                    return
             record = Record(len(self.records), due_ns, call.prompt_tokens, call.output_tokens)
             record.held_ns = held_ns
             self.records.append(record)
             task = asyncio.create_task(self._one(record, call))
             self._tasks[task] = None
             task.add_done_callback(self._ended)
+
+    def _is_past(self, duration_ns: int | None, now_ns: int) -> bool:
+        return duration_ns is not None and now_ns - self.start_ns >= duration_ns
 
     async def _take_slot(self, due_ns: int) -> int:
         """Wait until one more may run; gives how long that held a request back."""

@@ -239,6 +239,24 @@ async def test_duration_ends_a_closed_loop():
     assert done.summary["duration"] == 4
 
 
+@async_test
+async def test_duration_leaves_nobody_out_who_was_due():
+    """Ten a second for a second, one at a time, and each takes a second."""
+    clock = FakeClock()
+
+    async def script(asked: Asked, reply: Reply) -> None:
+        clock.to_ms(clock.now_ns() / 1e6 + 1_000)
+        await at_once(asked, reply)
+
+    settings = RunSettings(max_concurrency=1, duration_ns=NS_PER_S)
+    wanted = {"rate": 10.0, "duration_ns": NS_PER_S, "settings": settings}
+    done = await measured(script, None, clock=clock, **wanted)
+
+    assert done.summary["completed"] > 3
+    assert done.records[-1].due_ns < NS_PER_S
+    assert done.records[-1].sent_ns > 3 * NS_PER_S
+
+
 def test_as_many_connections_are_allowed_as_may_be():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
