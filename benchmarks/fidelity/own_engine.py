@@ -2,14 +2,16 @@
 
     PYTHONPATH=benchmarks python -m fidelity.own_engine [--seconds 30] [--json FILE]
 
-Two workloads go through the real engine in turns, in blocks. The one calibrates: its event logs are
+Two workloads go through the real engine in turns. The one calibrates: its event logs are
 all that the fit sees. The other has other lengths, arrivals and budgets; it comes at 50 %, 85 % and
 110 % of what the simulator says it can take at most, each load twice, with the same requests, so
-that it is known how much the engine differs from itself. Before and after each block the machine's
-ceilings are probed; a block in which they moved by more than 5 % is run again.
+that it is known how much the engine differs from itself. Before and after each run the machine's
+ceilings are probed; a run in which they moved by more than 5 % is made again.
 
-About 10 minutes with blocks of 30 s. Status 1: a promised error was exceeded; 2: nothing is proved.
-Belongs here: which blocks, the fit, the comparison. Not here: a block (engine_blocks.py).
+About 10 minutes with arrivals of 30 s a run. Status 1: a promised error was exceeded; 2: nothing is
+proved.
+
+Belongs here: which runs, the fit, the comparison. Not here: a run (engine_runs.py).
 """
 
 import argparse
@@ -20,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fidelity.engine_blocks import (
+from fidelity.engine_runs import (
     MEANS,
     TAILS,
     Figures,
@@ -60,7 +62,7 @@ CALIBRATION_LOAD = 0.7
 CAPACITY_REQUESTS = 400
 MAX_RATE_ERROR, MAX_MEAN_ERROR, MAX_TAIL_ERROR, MAX_PREEMPTIONS_ERROR = 0.05, 0.08, 0.15, 0.15
 MIN_PREEMPTIONS = 20
-"""Fewer in a block are chance: told, not judged."""
+"""Fewer in a run are chance: told, not judged."""
 
 CALIBRATION = Workload(
     "calibration",
@@ -90,8 +92,8 @@ OTHER = Workload(
 
 
 @dataclass(slots=True)
-class Block:
-    """One block that ran: of which workload, at which load, and whether the machine was steady."""
+class Run:
+    """One run of the engine, and whether the machine was steady meanwhile."""
 
     workload: str
     load: float | None
@@ -107,25 +109,25 @@ class Block:
 class Record:
     """Everything that was run and found."""
 
-    blocks: list[Block] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     logs: list[MeasuredLog] = field(default_factory=list)
-    """Of the kept blocks that calibrate."""
-    runs: dict[float, list[Figures]] = field(default_factory=dict)
+    """Of the kept runs that calibrate."""
+    by_load: dict[float, list[Figures]] = field(default_factory=dict)
     """Of the other workload, by load."""
     predictions: dict[float, Figures] = field(default_factory=dict)
     capacity: float = 0.0
     """Requests a second."""
 
 
-class Blocks:
-    """Runs blocks between probes, again if the machine was disturbed."""
+class Runner:
+    """Makes runs between probes, again if the machine was disturbed."""
 
     def __init__(self, folder: Path, probe: Callable[[], Probe], model: str | None) -> None:
         self._folder = folder
         self._probe = probe
         self._model = model
         self._before = probe()
-        self._num_blocks = 0
+        self._num_runs = 0
 
     def run(
         self,
@@ -134,21 +136,21 @@ class Blocks:
         specs: Sequence[RequestSpec],
         load: float | None = None,
     ) -> tuple[Figures, SchedulerConfig, Path]:
-        """Run a block until the machine was steady; BenchmarkError if it never was."""
+        """Make a run until the machine was steady; BenchmarkError if it never was."""
         for _ in range(MAX_TRIES):
-            log = self._folder / f"block-{self._num_blocks}.jsonl"
-            self._num_blocks += 1
+            log = self._folder / f"run-{self._num_runs}.jsonl"
+            self._num_runs += 1
             figures, config = run_engine(workload, specs, log, self._model)
             after = self._probe()
-            block = Block(workload.name, load, figures, change(self._before, after))
+            found = Run(workload.name, load, figures, change(self._before, after))
             self._before = after
-            record.blocks.append(block)
-            _tell(block)
-            if block.is_kept:
+            record.runs.append(found)
+            _tell(found)
+            if found.is_kept:
                 return figures, config, log
         raise BenchmarkError(
             f"the machine's ceilings moved by more than {MAX_PROBE_CHANGE:.0%} in each of "
-            f"{MAX_TRIES} tries of a block: end what else runs here and try again"
+            f"{MAX_TRIES} tries of a run: end what else runs here and try again"
         )
 
 
@@ -161,19 +163,19 @@ def change(before: Probe, after: Probe) -> float:
     return max(1 - min(pair) / max(pair) for pair in pairs)
 
 
-def measure(blocks: Blocks, seconds: float) -> tuple[Record, Calibration]:
-    """Run everything: blocks of both workloads in turns, then the fit and the predictions."""
+def measure(runner: Runner, seconds: float) -> tuple[Record, Calibration]:
+    """Make all runs, those of both workloads in turns, then the fit and the predictions."""
     record = Record()
     pilot = draw(CALIBRATION, PILOT_REQUESTS / PILOT_SECONDS, PILOT_SECONDS, seed=0)
-    figures = _calibrating_block(blocks, record, pilot)
+    figures = _calibrating_run(runner, record, pilot)
     rate = CALIBRATION_LOAD * figures.output_tokens_per_s / _mean_outputs(pilot)
-    config = _config_of_other(blocks, record)
+    config = _config_of_other(runner, record)
     record.capacity = _capacity(config, calibrate(record.logs, __version__))
     for _ in range(RUNS_A_LOAD):
         for load in LOADS:
-            _calibrating_block(blocks, record, draw(CALIBRATION, rate, seconds, len(record.logs)))
-            figures, _, _ = blocks.run(record, OTHER, _requests(record, load, seconds), load)
-            record.runs.setdefault(load, []).append(figures)
+            _calibrating_run(runner, record, draw(CALIBRATION, rate, seconds, len(record.logs)))
+            figures, _, _ = runner.run(record, OTHER, _requests(record, load, seconds), load)
+            record.by_load.setdefault(load, []).append(figures)
     fitted = calibrate(record.logs, __version__)
     step_time = fitted.profile.step_time()
     for load in LOADS:
@@ -187,21 +189,21 @@ def rows(record: Record) -> list[Row]:
     return [
         row
         for load in record.predictions
-        for row in _rows_of_load(load, record.runs[load], record.predictions[load])
+        for row in _rows_of_load(load, record.by_load[load], record.predictions[load])
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table; gives the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of arrivals a block")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of arrivals a run")
     parser.add_argument("--model", help="a directory or file; without it the default model")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all blocks and rows")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all runs and rows")
     options = parser.parse_args(arguments)
     try:
         with machine_lock(LOCK_PATH), tempfile.TemporaryDirectory() as folder:
-            blocks = Blocks(Path(folder), ThisMachine().probe, options.model)
-            record, fitted = measure(blocks, options.seconds)
+            runner = Runner(Path(folder), ThisMachine().probe, options.model)
+            record, fitted = measure(runner, options.seconds)
     except BenchmarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -213,16 +215,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status(found)
 
 
-def _calibrating_block(blocks: Blocks, record: Record, specs: Sequence[RequestSpec]) -> Figures:
-    figures, _, log = blocks.run(record, CALIBRATION, specs)
+def _calibrating_run(runner: Runner, record: Record, specs: Sequence[RequestSpec]) -> Figures:
+    figures, _, log = runner.run(record, CALIBRATION, specs)
     with log.open(encoding="utf-8") as lines:
         record.logs.append(read_log(lines, f"calibration {len(record.logs)}"))
     return figures
 
 
-def _config_of_other(blocks: Blocks, record: Record) -> SchedulerConfig:
-    """Give the other engine's resolved options, from a block of one request."""
-    _, config, _ = blocks.run(record, OTHER, draw(OTHER, 1.0, 0.0, seed=0))
+def _config_of_other(runner: Runner, record: Record) -> SchedulerConfig:
+    """Give the other engine's resolved options, from a run of one request."""
+    _, config, _ = runner.run(record, OTHER, draw(OTHER, 1.0, 0.0, seed=0))
     return config
 
 
@@ -277,13 +279,13 @@ def _written(name: str) -> str:
     return f"{'mean' if which == 'mean' else which + ' of'} {measure.upper()}"
 
 
-def _tell(block: Block) -> None:
-    at = "" if block.load is None else f" at {block.load:.0%}"
-    verdict = "kept" if block.is_kept else "again"
+def _tell(run: Run) -> None:
+    at = "" if run.load is None else f" at {run.load:.0%}"
+    verdict = "kept" if run.is_kept else "again"
     print(
-        f"{block.workload}{at}: {block.figures.num_requests} requests, "
-        f"{block.figures.output_tokens_per_s:.1f} tokens/s, {block.figures.num_preemptions} "
-        f"preemptions; probe moved {block.probe_change:.1%}, {verdict}",
+        f"{run.workload}{at}: {run.figures.num_requests} requests, "
+        f"{run.figures.output_tokens_per_s:.1f} tokens/s, {run.figures.num_preemptions} "
+        f"preemptions; probe moved {run.probe_change:.1%}, {verdict}",
         flush=True,
     )
 
@@ -294,7 +296,7 @@ def _as_json(record: Record, fitted: Calibration, found: Sequence[Row]) -> str:
         "commit": commit(),
         "capacity_requests_per_s": record.capacity,
         "workloads": [asdict(CALIBRATION), asdict(OTHER)],
-        "blocks": [asdict(block) for block in record.blocks],
+        "runs": [asdict(run) for run in record.runs],
         "calibration": fitted.facts(),
         "rows": [asdict(row) for row in found],
     }

@@ -1,6 +1,6 @@
-"""Published panels beside our simulator: figures of papers, read point by point.
+"""Published figures beside our simulator: figures of papers, read point by point.
 
-A panel can be judged where it is known what ran: the scheduler, the lengths, how long steps took.
+A figure can be judged where it is known what ran: the scheduler, the lengths, how long steps took.
 That is so of one. Of the others a row says what the paper does not tell; it has the error of a
 simulation all the same, where one can be made with what others measured, and promises nothing.
 
@@ -47,7 +47,7 @@ MAX_QUEUE_WAIT_S = 2.0
 
 Point = tuple[float, float]
 Lengths = tuple[int, int]
-Panels = dict[tuple[str, str], dict[str, list[Point]]]
+Series = dict[tuple[str, str], dict[str, list[Point]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +89,25 @@ class PhaseTimes:
 
 
 def rows(traces: Path) -> list[Row]:
-    """Compare every panel that is kept; one row that says so if they are not there."""
+    """Compare every figure that is kept; one row that says so if they are not there."""
     path = traces / FIGURES
     profiles = {name: traces / PROFILES.format(name) for name in ("vllm", "distserve")}
     missing = [str(one) for one in (path, *profiles.values()) if not one.is_file()]
     if missing:
         return [skipped("published figures", f"no {', '.join(missing)}")]
     told = json.loads(path.read_text(encoding="utf-8"))["figures"]
-    panels = {(panel["paper"], panel["figure"]): panel["series"] for panel in told}
+    figures = {(figure["paper"], figure["figure"]): figure["series"] for figure in told}
     of_vllm, of_distserve = (PhaseTimes.read(file, OPT_13B, 1) for file in profiles.values())
     return [
-        *_distserve_rows(panels, of_vllm, of_distserve),
-        *_vllm_rows(panels["vLLM SOSP23", "Fig. 12a-c"]["vLLM"], of_vllm),
-        *_sarathi_rows(panels["Sarathi-Serve OSDI24", "Fig. 12"]),
+        *_distserve_rows(figures, of_vllm, of_distserve),
+        *_vllm_rows(figures["vLLM SOSP23", "Fig. 12a-c"]["vLLM"], of_vllm),
+        *_sarathi_rows(figures["Sarathi-Serve OSDI24", "Fig. 12"]),
         *_rows_of_silence(),
     ]
 
 
 def worst(points: Sequence[Point], predict: Callable[[float], float]) -> tuple[float, str]:
-    """Give the largest error over a panel's points, by size, and all errors as a sentence."""
+    """Give the largest error over a figure's points, by size, and all errors as a sentence."""
     errors = [(x, predict(x) / y - 1) for x, y in points]
     told = ", ".join(f"{error:+.0%} at {x:g}" for x, error in errors)
     return max((error for _, error in errors), key=abs), told
@@ -145,11 +145,11 @@ def requests(rate: float, lengths: Iterable[Lengths], seed: int = 0) -> list[Req
 def run(specs: Sequence[RequestSpec], step_time: StepTime, **engine: Any) -> Summary:
     """Simulate requests under options of the engine."""
     config = SchedulerConfig(**{"max_num_seqs": 256, **engine})
-    scenario = Scenario("panel", config, tuple(specs), clock=ClockSpec("calibrated"))
+    scenario = Scenario("figure", config, tuple(specs), clock=ClockSpec("calibrated"))
     return simulate(scenario, options=RunOptions(step_time=step_time))
 
 
-def _distserve_rows(panels: Panels, of_vllm: PhaseTimes, of_distserve: PhaseTimes) -> list[Row]:
+def _distserve_rows(figures: Series, of_vllm: PhaseTimes, of_distserve: PhaseTimes) -> list[Row]:
     """Compare Fig. 1: prompts of 512 and outputs of 64 tokens, OPT-13B's step times.
 
     The existing system has vLLM's step times; phases by themselves have DistServe's.
@@ -167,8 +167,8 @@ def _distserve_rows(panels: Panels, of_vllm: PhaseTimes, of_distserve: PhaseTime
     def decode_only(rate: float) -> float:
         return simulated(rate, 64, replace(of_distserve, has_prefill=False))["tpot"]["p90"]
 
-    top = panels["DistServe OSDI24", "Fig. 1 top"]
-    bottom = panels["DistServe OSDI24", "Fig. 1 bottom"]
+    top = figures["DistServe OSDI24", "Fig. 1 top"]
+    bottom = figures["DistServe OSDI24", "Fig. 1 bottom"]
     both = "colocated (existing)"
     silence = "the paper does not say which 13B model, which step times, how many requests"
     tpot, told = worst(bottom[both], lambda rate: simulated(rate, 64, of_vllm)["tpot"]["p90"])
@@ -270,7 +270,7 @@ def _lognormal(draws: Random, median: float, p90: float) -> int:
 
 
 def _rows_of_silence() -> list[Row]:
-    """Name the panels that cannot be simulated, and what is missing."""
+    """Name the figures that cannot be simulated, and what is missing."""
     return [
         skipped(
             "Sarathi-Serve Fig. 10a and 11a, other models",

@@ -1,10 +1,10 @@
-"""The simulator against our own engine: blocks, disturbances, and what one workload teaches."""
+"""The simulator against our own engine: runs, disturbances, and what one workload teaches."""
 
 import numpy as np
 import pytest
-from fidelity import engine_blocks, own_engine
-from fidelity.engine_blocks import Figures, Workload, at_once, draw, run_engine, run_simulator
-from fidelity.own_engine import Blocks, Record, change, measure, rows
+from fidelity import engine_runs, own_engine
+from fidelity.engine_runs import Figures, Workload, at_once, draw, run_engine, run_simulator
+from fidelity.own_engine import Record, Runner, change, measure, rows
 from harness import BenchmarkError, Probe
 
 from everbatch.assemble.wallclock import WallClock
@@ -28,7 +28,7 @@ SMALL = Workload(
 def simulated_engine(workload, specs, log, model=None):
     """Stand in for the engine: the simulator, with prices that the fit does not know."""
     config = SchedulerConfig(**workload.options)
-    scenario = Scenario("block", config, tuple(specs), clock=ClockSpec("calibrated"))
+    scenario = Scenario("a run", config, tuple(specs), clock=ClockSpec("calibrated"))
     with log.open("w", encoding="utf-8") as events:
         simulate(scenario, events, options=RunOptions(step_time=TRUE))
     return run_simulator(config, specs, TRUE), config
@@ -66,7 +66,7 @@ def test_the_engine_gets_all_requests_and_its_tokens_are_counted(tmp_path, monke
             self.is_closed = True
 
     made: list[ScriptedLLM] = []
-    monkeypatch.setattr(engine_blocks, "LLM", ScriptedLLM)
+    monkeypatch.setattr(engine_runs, "LLM", ScriptedLLM)
     specs = at_once(draw(SMALL, 100.0, 0.1, seed=0))
     figures, config = run_engine(SMALL, specs, tmp_path / "log")
     num_tokens = sum(spec.max_tokens for spec in specs)
@@ -78,22 +78,22 @@ def test_the_engine_gets_all_requests_and_its_tokens_are_counted(tmp_path, monke
     assert figures.output_tokens_per_s > num_tokens / 60
 
 
-def test_a_disturbed_block_is_run_again(tmp_path, monkeypatch):
+def test_a_disturbed_run_is_run_again(tmp_path, monkeypatch):
     monkeypatch.setattr(own_engine, "run_engine", simulated_engine)
-    blocks = Blocks(tmp_path, probes(STEADY, Probe(20.0, 100.0), STEADY, STEADY), None)
+    runner = Runner(tmp_path, probes(STEADY, Probe(20.0, 100.0), STEADY, STEADY), None)
     record = Record()
-    blocks.run(record, SMALL, draw(SMALL, 10.0, 1.0, seed=0))
+    runner.run(record, SMALL, draw(SMALL, 10.0, 1.0, seed=0))
 
-    assert [block.is_kept for block in record.blocks] == [False, False, True]
+    assert [run.is_kept for run in record.runs] == [False, False, True]
 
 
 def test_a_machine_that_is_never_steady_proves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(own_engine, "run_engine", simulated_engine)
     unsteady = [Probe(30.0, 100.0 * (1 + n % 2)) for n in range(own_engine.MAX_TRIES + 1)]
-    blocks = Blocks(tmp_path, probes(*unsteady), None)
+    runner = Runner(tmp_path, probes(*unsteady), None)
 
     with pytest.raises(BenchmarkError, match="moved by more than 5%"):
-        blocks.run(Record(), SMALL, draw(SMALL, 10.0, 1.0, seed=0))
+        runner.run(Record(), SMALL, draw(SMALL, 10.0, 1.0, seed=0))
 
 
 def test_a_change_is_that_of_the_ceiling_that_moved_more():
@@ -103,19 +103,19 @@ def test_a_change_is_that_of_the_ceiling_that_moved_more():
 
 def test_an_engine_that_obeys_the_model_is_predicted_from_the_other_workload(tmp_path, monkeypatch):
     monkeypatch.setattr(own_engine, "run_engine", simulated_engine)
-    record, _ = measure(Blocks(tmp_path, lambda: STEADY, None), seconds=15.0)
+    record, _ = measure(Runner(tmp_path, lambda: STEADY, None), seconds=15.0)
     found = rows(record)
 
     assert [row.name for row in found if row.passed is False] == []
     assert sum(row.passed is True for row in found) >= 21
     assert np.isclose(record.capacity, 2.5, atol=1.5)
-    assert list(record.runs) == [0.5, 0.85, 1.1]
+    assert list(record.by_load) == [0.5, 0.85, 1.1]
 
 
 def test_what_is_predicted_too_fast_is_missed_and_few_preemptions_are_only_told():
     real = Figures(10, 100.0, 5, 0.2, 0.4, 0.05, 0.1, 2.0, 3.0)
     fast = Figures(10, 106.0, 9, 0.2, 0.4, 0.045, 0.1, 2.0, 3.0)
-    record = Record(runs={0.5: [real, real]}, predictions={0.5: fast})
+    record = Record(by_load={0.5: [real, real]}, predictions={0.5: fast})
     by_name = {row.name.split(": ")[1]: row.passed for row in rows(record)}
 
     assert [name for name, passed in by_name.items() if passed is False] == [

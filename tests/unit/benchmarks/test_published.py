@@ -1,4 +1,4 @@
-"""Published panels: DistServe's step times, the search for a capacity, and the rows."""
+"""Published figures: DistServe's step times, the search for a capacity, and the rows."""
 
 import json
 
@@ -63,8 +63,8 @@ def test_a_request_alone_takes_its_prompt_and_its_decodes():
     assert told["tpot"]["mean"] == pytest.approx(0.0106, abs=1e-4)
 
 
-def write_panels(folder, tpot: float) -> None:
-    """Write panels of one point each, with DistServe's P90 of TPOT as given."""
+def write_figures(folder, tpot: float) -> None:
+    """Write figures of one point each, with DistServe's P90 of TPOT as given."""
     series = {
         ("DistServe OSDI24", "Fig. 1 top"): {
             "colocated (existing)": [[1.0, 0.1]],
@@ -102,7 +102,7 @@ def test_the_one_panel_that_can_be_judged_is_judged_and_the_others_are_told(tmp_
     monkeypatch.setattr(published, "NUM_CAPACITY_REQUESTS", 5)
     monkeypatch.setattr(published, "MAX_DOUBLINGS", 1)
     monkeypatch.setattr(published, "NUM_HALVINGS", 1)
-    write_panels(tmp_path, tpot=1.0)
+    write_figures(tmp_path, tpot=1.0)
     found = rows(tmp_path)
 
     assert [row.name for row in found if row.passed is False] == [found[0].name]

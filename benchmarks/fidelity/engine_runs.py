@@ -1,8 +1,8 @@
-"""One block: a workload of some seconds through the real engine in this process, or simulated.
+"""One run: a workload of some seconds through the real engine in this process, or simulated.
 
 An open loop: requests come when their time has come, whatever the engine does, and are handed to it
 between two steps, as a server does. Prompts are random token ids, outputs forced to a length. Both
-sides give the same figures. Belongs here: workloads, driving, figures. Not here: which blocks are
+sides give the same figures. Belongs here: workloads, driving, figures. Not here: which runs are
 run and what is compared (own_engine.py).
 """
 
@@ -52,7 +52,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a block came to. Seconds; None: nobody had such a time."""
+    """What a run came to. Seconds; None: nobody had such a time."""
 
     num_requests: int
     output_tokens_per_s: float
@@ -66,7 +66,7 @@ class Figures:
 
 
 def draw(workload: Workload, rate: float, seconds: float, seed: int) -> list[RequestSpec]:
-    """Draw the requests of a block: Poisson arrivals of bursts, `rate` requests a second in all.
+    """Draw the requests of a run: Poisson arrivals of bursts, `rate` requests a second in all.
 
     At least one. The same seed gives the same requests.
     """
@@ -88,7 +88,7 @@ def at_once(specs: Sequence[RequestSpec]) -> list[RequestSpec]:
 def run_engine(
     workload: Workload, specs: Sequence[RequestSpec], log: Path, model: str | None = None
 ) -> tuple[Figures, SchedulerConfig]:
-    """Send a block through a real engine, which writes its event log; gives its options too."""
+    """Send requests through a real engine, which writes its event log; gives its options too."""
     llm = LLM(model, event_log=log, **workload.options)
     try:
         engine, vocab_size = llm.real.engine, llm.real.vocab_size
@@ -103,8 +103,8 @@ def run_engine(
 def run_simulator(
     config: SchedulerConfig, specs: Sequence[RequestSpec], step_time: StepTime
 ) -> Figures:
-    """Predict the same block."""
-    scenario = Scenario("block", config, tuple(specs), clock=ClockSpec("calibrated"))
+    """Predict the same."""
+    scenario = Scenario("a run", config, tuple(specs), clock=ClockSpec("calibrated"))
     told = simulate(scenario, options=RunOptions(step_time=step_time, keeps_requests=False))
     return Figures(
         num_requests=sum(told["num_finished"].values()),
