@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from fidelity import vllm_log, vtc_runs
+from fidelity import published, vllm_log, vtc_runs
 from fidelity.row import Row
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
-PARTS: Sequence[Callable[[Path], list[Row]]] = (vllm_log.rows, vtc_runs.rows)
+PARTS: Sequence[Callable[[Path], list[Row]]] = (vllm_log.rows, vtc_runs.rows, published.rows)
 VERDICTS = {True: "ok", False: "MISSED", None: ""}
 
 
