@@ -14,6 +14,8 @@ MAX_SIGMA = 2.0
 """Of the logarithm; the middle two thirds of the factors then span a factor of 50."""
 _MASK = (1 << 64) - 1
 _WEYL = 0x9E3779B97F4A7C15
+_OTHER_STREAM = 0x5DEECE66D
+"""Keeps these numbers apart from those of the factors."""
 _LOW = (1 << 32) - 1
 _HALF = 2.0**-32
 _TURN = 2.0 * math.pi * _HALF
@@ -41,6 +43,11 @@ class NoisyStepTime:
 def noise_factor(seed: int, step: int, sigma: float) -> float:
     """Give the factor of one step: lognormal with mean 1."""
     return _factor(_key(seed), step, sigma)
+
+
+def uniform(seed: int, step: int) -> float:
+    """Give a number in [0, 1) that depends on seed and step alone."""
+    return _mixed(_key(seed ^ _OTHER_STREAM) + (step + 1) * _WEYL) * 2.0**-64
 
 
 def _factor(key: int, step: int, sigma: float) -> float:

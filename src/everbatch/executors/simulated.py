@@ -106,6 +106,8 @@ class SimulatedExecutor:
         """What the last pass did; the object is used again."""
         self.num_tokens = 0
         """Tokens computed in all passes; masked rows compute none that count."""
+        self._num_last_tokens = 0
+        """Of them, those of the last planned pass."""
         self._rows: dict[int, _Row] = {}
         self._ends_at: dict[int, dict[int, None]] = {}
         """Slots by the pass that emits their last output."""
@@ -135,7 +137,8 @@ class SimulatedExecutor:
             self._join(slot)
         assert self._num_decodes == plan.num_decodes, "the decode sets differ"
         self._count_work(plan)
-        self.num_tokens += self._num_decodes + self.work.prefill_tokens
+        self._num_last_tokens = self._num_decodes + self.work.prefill_tokens
+        self.num_tokens += self._num_last_tokens
         self._num_passes += 1
         self._decode_context += self._num_decodes
         stopped = list(self._ends_at.pop(self._num_passes, ()))
@@ -171,7 +174,9 @@ class SimulatedExecutor:
             self._first_end = None
 
     def reset(self) -> None:
-        """Forget all slots (engine.executor.Executor)."""
+        """Forget all slots (engine.executor.Executor), and that the last pass computed anything."""
+        self.num_tokens -= self._num_last_tokens
+        self._num_last_tokens = 0
         self._rows.clear()
         self._ends_at.clear()
         self._first_end = None

@@ -55,6 +55,7 @@ class Counters:
     last_arrival: int = 0
     waiting_at_last_arrival: int = 0
     num_rejected: int = 0
+    failed_steps: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)
     """By finish reason."""
 

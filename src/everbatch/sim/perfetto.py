@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from everbatch.base.events import Event, StepRan
+from everbatch.base.events import Event, StepFailed, StepRan
 from everbatch.scheduler.plan import StepPlan
 from everbatch.scheduler.scheduler import Scheduler
 from everbatch.sim.slot_phases import Phase, SlotPhases
@@ -58,7 +58,7 @@ class PerfettoTrace:
     def happened(self, events: Iterable[Event]) -> None:
         """A pass has ended."""
         for event in events:
-            if isinstance(event, StepRan):
+            if isinstance(event, StepRan | StepFailed):
                 self._now = event.t
 
     def ran(self, plan: StepPlan, step: int, scheduler: Scheduler) -> None:

@@ -28,6 +28,7 @@ from everbatch.sim.accounts import QUEUE_EMPTY, Accounts
 from everbatch.sim.arrivals import World
 from everbatch.sim.conservation import check_conservation
 from everbatch.sim.event_body import EventBody
+from everbatch.sim.faults import Failures
 from everbatch.sim.garbage import rare_collections
 from everbatch.sim.progress import no_progress
 from everbatch.sim.step_times import ClockModel, clock_model
@@ -58,7 +59,7 @@ class Observer(Protocol):
         ...
 
     def idled(self, step: int) -> None:
-        """Nothing runs from step `step` on, until something arrives."""
+        """Nothing runs from step `step` on, until something arrives; or that step failed."""
         ...
 
 
@@ -107,7 +108,8 @@ class SimulatedRun:
         given = options.step_time
         self._model = clock_model(scenario, self._clock) if given is None else ClockModel(given)
         self._executor = SimulatedExecutor(self._clock, self._model.step_time)
-        executor = _WatchedExecutor(self._executor, self)
+        failures = Failures(scenario.faults, scenario.run.seed)
+        executor = _WatchedExecutor(self._executor, self, failures)
         self.engine = Engine(scenario.engine, executor, self._clock, fails_stuck=False)
         self.accounts = Accounts(scenario.goals, keeps_requests=options.keeps_requests)
         if options.keeps_requests:
@@ -124,7 +126,7 @@ class SimulatedRun:
         self._horizons: Summary = {}
         self._num_deferred_calls = 0
         self._counts_ticks = scenario.clock.unit.is_steps
-        self._may_leap = self._options.leaps and not observers
+        self._may_leap = self._options.leaps and not observers and not failures
         self._leap_until = 0
         self._durations: list[int] = []
         """Of the passes of the leap under way."""
@@ -226,6 +228,9 @@ class SimulatedRun:
         result = self.engine.step(self._left_meanwhile if self._world.has_aborts else None)
         self._take(result.events)
         self._tell_world(result)
+        if result.error is not None:
+            self._note_failure()
+            return
         scheduler = self.engine.scheduler
         if result.plan is not None:
             self._num_deferred_calls = 0
@@ -243,6 +248,13 @@ class SimulatedRun:
             raise no_progress(
                 scheduler, self._clock.now_ns(), self._scenario.clock.unit, self._num_deferred_calls
             )
+
+    def _note_failure(self) -> None:
+        """A pass failed: whoever had a slot has ended."""
+        self.accounts.counters.failed_steps += 1
+        num_steps = self.engine.scheduler.state.decodes.num_steps
+        for observer in self._observers:
+            observer.idled(self._clock.now_ns() if self._counts_ticks else num_steps + 1)
 
     def _leap(self) -> bool:
         """Let steps go by that need no plan, until somebody comes or leaves; gives if any did."""
@@ -361,11 +373,13 @@ class SimulatedRun:
 
 
 class _WatchedExecutor:
-    """An executor that says when a pass begins, while the plan is not committed yet."""
+    """An executor that says when a pass begins, while the plan is not committed yet, and that fails
+    when it is to."""
 
-    def __init__(self, executor: SimulatedExecutor, run: SimulatedRun) -> None:
+    def __init__(self, executor: SimulatedExecutor, run: SimulatedRun, failures: Failures) -> None:
         self._executor = executor
         self._run = run
+        self._failures = failures
 
     @property
     def tokens(self) -> TokenStore:
@@ -373,7 +387,9 @@ class _WatchedExecutor:
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         self._run.about_to_run(plan)
-        return self._executor.execute(plan)
+        outcome = self._executor.execute(plan)
+        self._failures.end_pass(plan.start_ns)
+        return outcome
 
     def reset(self) -> None:
         self._executor.reset()

@@ -70,7 +70,9 @@ class StepLines:
         self._events.clear()
 
     def idled(self, step: int) -> None:
-        """An idle tick has no line."""
+        """An idle tick has no line; nobody holds a slot."""
+        self._slots = [None] * len(self._slots)
+        self._decodes.clear()
 
     def _scheduled(self, plan: StepPlan) -> dict[str, Any]:
         """Name who got tokens: decodes in order of admission, prompts begun, then the queue.

@@ -57,7 +57,7 @@ class SlowedStepTime:
     def duration_ns(self, work: StepWork) -> int:
         now, factor = self.clock.now_ns(), 1.0
         for slowdown in self.slowdowns:
-            if slowdown.start_ns <= now and (slowdown.end_ns is None or now < slowdown.end_ns):
+            if slowdown.holds_at(now):
                 factor *= slowdown.factor
         return max(1, round(min(LONGEST_NS, factor * self.step_time.duration_ns(work))))
 
@@ -73,8 +73,9 @@ def clock_model(scenario: Scenario, clock: Clock) -> ClockModel:
         from everbatch.costs.noise import NoisyStepTime
 
         step_time = NoisyStepTime(step_time, noise, scenario.run.seed)
-    if step_time is not None and scenario.faults:
-        step_time = SlowedStepTime(step_time, clock, scenario.faults)
+    slowdowns = tuple(fault for fault in scenario.faults if isinstance(fault, Slowdown))
+    if step_time is not None and slowdowns:
+        step_time = SlowedStepTime(step_time, clock, slowdowns)
     return ClockModel(step_time, model.num_outside)
 
 

@@ -41,6 +41,7 @@ def figures(accounts: Accounts, scenario: Scenario, live: list[RequestRecord]) -
         "recomputed_tokens": recomputed,
         "recomputed_token_ratio": recomputed / scheduled if scheduled else 0.0,
         "num_preemptions": counters.num_preemptions,
+        "failed_steps": counters.failed_steps,
         "peak_blocks": counters.peak_blocks,
         "prefix_cache_hit_tokens": counters.prefix_cache_hit_tokens,
         "num_arrived": counters.num_arrived,

@@ -35,7 +35,8 @@ _KIND_OF = {
     **dict.fromkeys((TENSOR_PARALLEL_SIZE, *ROOFLINE_NUMBERS), "roofline"),
 }
 """Keys of [clock] that one kind has."""
-FAULTS = ("slow",)
+FAULTS = ("slow", "fail")
+_FAULT_NUMBERS = {"slow": "factor", "fail": "share"}
 MAX_FACTOR = 1e6
 GOALS = ("ttft", "itl", "tpot", "e2e")
 
@@ -80,6 +81,25 @@ class Slowdown:
     end_ns: int | None
     factor: float
 
+    def holds_at(self, now: int) -> bool:
+        """Whether it holds for a pass that starts then."""
+        return self.start_ns <= now and (self.end_ns is None or now < self.end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class FailingPasses:
+    """Of the passes that start in [start, end) a share fails, after the time that they take."""
+
+    start: int
+    end: int | None
+    share: float
+
+    def holds_at(self, now: int) -> bool:
+        """Whether it holds for a pass that starts then."""
+        return self.start <= now and (self.end is None or now < self.end)
+
+
+Fault = Slowdown | FailingPasses
 
 Goals = Mapping[str, int]
 """The longest time that is good enough, of some of GOALS, in the clock's own integers."""
@@ -92,7 +112,7 @@ class RunSections:
     clock: ClockSpec = field(default_factory=ClockSpec)
     run: RunSpec = field(default_factory=RunSpec)
     goals: Goals = field(default_factory=dict)
-    faults: tuple[Slowdown, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 def read_run_sections(tables: Fields, folder: Path) -> RunSections:
@@ -186,29 +206,37 @@ def _read_goals(tables: Fields, unit: TimeUnit) -> Goals:
     }
 
 
-def _read_faults(tables: Fields, unit: TimeUnit) -> tuple[Slowdown, ...]:
+def _read_faults(tables: Fields, unit: TimeUnit) -> tuple[Fault, ...]:
     if "faults" not in tables:
         return ()
     given = tables.get("faults")
     if not isinstance(given, list):
         raise tables.wrong("faults", "a list of tables")
-    if unit.is_steps:
-        raise ConfigError(
-            "[[faults]] slow the device, but on the clock of steps a step has no length: choose "
-            f"[clock] kind {', '.join(CLOCKS[1:])}"
-        )
     return tuple(_read_fault(table, f"faults[{k}]", unit) for k, table in enumerate(given))
 
 
-def _read_fault(table: object, where: str, unit: TimeUnit) -> Slowdown:
-    section = Fields(table, where, ("kind", "start", "end", "factor"))
+def _read_fault(table: object, where: str, unit: TimeUnit) -> Fault:
+    section = Fields(table, where, ("kind", "start", "end", *_FAULT_NUMBERS.values()))
     section.required("kind", f"one of {', '.join(FAULTS)}")
-    section.one_of("kind", "", FAULTS)
+    kind = section.one_of("kind", "", FAULTS)
+    for owner, key in _FAULT_NUMBERS.items():
+        if key in section and owner != kind:
+            raise ConfigError(f'{where} {key} belongs to the kind "{owner}", the kind is "{kind}"')
+    start, end = unit.read(section, "start") or 0, unit.read(section, "end")
+    if end is not None and end <= start:
+        raise section.wrong("end", "later than start")
+    if kind == "fail":
+        share = section.number("share", 1.0, 0.0, above_low=True)
+        if share > 1:
+            raise section.wrong("share", "a number above 0, up to 1")
+        return FailingPasses(start, end, share)
+    if unit.is_steps:
+        raise ConfigError(
+            f'{where} kind "slow" slows the device, but on the clock of steps a step has no '
+            f"length: choose [clock] kind {', '.join(CLOCKS[1:])}"
+        )
     section.required("factor", "how many times as long a pass takes")
     factor = section.number("factor", 1.0, 0.0, above_low=True)
     if factor > MAX_FACTOR:
         raise section.wrong("factor", f"a number above 0, up to {MAX_FACTOR:,.0f}")
-    start, end = unit.read(section, "start") or 0, unit.read(section, "end")
-    if end is not None and end <= start:
-        raise section.wrong("end", "later than start")
     return Slowdown(start, end, factor)

@@ -26,10 +26,10 @@ from everbatch.workload.requests import RequestSpec, read_requests
 from everbatch.workload.run_sections import (
     CLOCKS,
     ClockSpec,
+    Fault,
     Goals,
     RunSections,
     RunSpec,
-    Slowdown,
     read_goal,
     read_run_sections,
 )
@@ -64,7 +64,7 @@ class Scenario:
     run: RunSpec = field(default_factory=RunSpec)
     clock: ClockSpec = field(default_factory=ClockSpec)
     goals: Goals = field(default_factory=dict)
-    faults: tuple[Slowdown, ...] = ()
+    faults: tuple[Fault, ...] = ()
     hardware: Device | None = None
     model: Model | None = None
     workload: WorkloadSection | None = None
