@@ -40,7 +40,8 @@ def test_every_request_is_answered_and_counted(
     assert len(summary["requests"]) == 12
     # Words are five bytes here, and each byte is a token.
     assert all(58 <= one["input_tokens"] <= 103 for one in summary["requests"])
-    assert summary["mean_e2el_ms"] > summary["mean_ttft_ms"] > 0
+    # On a busy machine a whole answer may come in one piece.
+    assert summary["mean_e2el_ms"] >= summary["mean_ttft_ms"] > 0
     assert "</html>" in page.read_text()
 
 
