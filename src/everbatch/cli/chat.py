@@ -36,7 +36,11 @@ HELP = (
 @click.option("--system", help="System message to begin with.")
 @click.option("--max-tokens", type=int, help="Most tokens of an answer. Default: what fits.")
 @click.option("--temperature", type=float, default=0.7, show_default=True, help="0: greedy.")
-@click.option("--api-key", envvar="OPENAI_API_KEY", help="Sent as a bearer token, if given.")
+@click.option(
+    "--api-key",
+    envvar=("EVERBATCH_API_KEY", "OPENAI_API_KEY"),
+    help="Sent as a bearer token, if given.",
+)
 def command(
     url: str,
     model: str | None,

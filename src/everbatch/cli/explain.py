@@ -53,7 +53,7 @@ LENGTH_WIDTH = 10
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option(
     "--api-key",
-    envvar=("EVERBATCH_API_KEY", "OPENAI_API_KEY"),
+    envvar="EVERBATCH_API_KEY",
     help="Sent to a server as a bearer token, if given.",
 )
 @click.pass_context
