@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import pytest
 from server.fakes import async_test, eventually, in_process, make_harness
 
@@ -97,6 +98,30 @@ async def test_a_full_queue_tells_places_one_after_another() -> None:
     waits = [int(answer.headers["retry-after"]) for answer in answers[2:]]
     assert waits == sorted(waits)
     assert all(MIN_RETRY_S <= wait <= MAX_RETRY_S for wait in waits)
+
+
+@async_test
+async def test_a_server_has_so_many_under_way_all_together() -> None:
+    harness = make_harness(max_num_seqs=1, settings={"max_live_requests": 2})
+    async with in_process(harness) as client:
+
+        async def ask(*prompts: str) -> httpx.Response:
+            return await client.post(COMPLETIONS, json={"prompt": list(prompts), "max_tokens": 1})
+
+        never = await ask("1", "2", "3")
+        harness.gate.shut()
+        runs = asyncio.create_task(ask("1", "2"))
+        await harness.gate.reached()
+        refused = await ask("3")
+        harness.gate.open()
+        done, again = await runs, await ask("4", "5")
+
+    error = refused.json()["error"]
+    assert (never.status_code, refused.status_code, error["code"]) == (400, 429, "server_full")
+    assert "2 requests under way, --max-live-requests is 2" in error["message"]
+    assert 1 <= int(refused.headers["retry-after"]) <= MAX_RETRY_S
+    assert (done.status_code, again.status_code) == (200, 200)
+    harness.assert_all_returned()
 
 
 @async_test

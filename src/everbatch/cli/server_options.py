@@ -85,6 +85,12 @@ _OPTIONS = [
         help="A web page's origin that may ask, or *; may be repeated. Default: none.",
     ),
     _access(
+        "--max-live-requests",
+        "max_live_requests",
+        type=int,
+        help="Most requests that run or wait; more are refused with 429.",
+    ),
+    _access(
         "--max-tenant-requests",
         "max_tenant_requests",
         type=int,

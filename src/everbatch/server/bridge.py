@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
+from math import ceil
 
 from everbatch.base import events
 from everbatch.base.clock import Clock
@@ -22,8 +23,9 @@ from everbatch.engine.engine import Engine, EngineRequest, StepResult, TokenOutp
 from everbatch.scheduler.admission import RejectReason
 from everbatch.scheduler.request import FinishReason
 from everbatch.server.engine_thread import Batch, EngineThread
-from everbatch.server.errors import bad_request, too_many, unavailable
+from everbatch.server.errors import ApiError, unavailable
 from everbatch.server.inbox import Inbox
+from everbatch.server.limits import LiveLimits
 from everbatch.server.live import (
     EndCause,
     Ending,
@@ -40,6 +42,7 @@ from everbatch.server.live import (
 from everbatch.server.metrics import ServerMetrics
 from everbatch.server.progress import Progress
 from everbatch.server.recent_events import RecentEvents
+from everbatch.server.service_rate import MAX_RETRY_S
 from everbatch.server.settings import ServerSettings
 
 logger = logging.getLogger("everbatch.server")
@@ -72,9 +75,9 @@ class AsyncEngine:
     ) -> None:
         self._engine = engine
         self._clock = clock
-        self._max_tenant_requests = settings.max_tenant_requests
         self._inbox = Inbox(settings.max_pending_requests, MAX_BATCHES_UNREAD)
         self._live = LiveRequests()
+        self._limits = LiveLimits(self._live, metrics, settings)
         self._idle = asyncio.Event()
         self._idle.set()
         self._hangs = False
@@ -100,20 +103,20 @@ class AsyncEngine:
         max_total_s: float | None = None,
     ) -> None:
         """Hand requests over, all or none, each with a receiver for every sample; raises ApiError
-        503 when they cannot be taken now, 429 when their tenant has enough of them.
+        503 when they cannot be taken now, 429 when there are enough of them.
 
         What has not ended after `max_total_s` ends as TimedOut. A refusal by the engine comes
         later, as the receivers' ending. Ids must be new.
         """
         self.check_accepting()
-        self._check_tenants([request for request, _ in requests])
+        now_ns = self._clock.now_ns()
+        self._limits.check([request for request, _ in requests], now_ns)
         if not self._inbox.put_adds([request for request, _ in requests]):
             raise unavailable(
                 f"{self._inbox.max_adds} requests already wait to be handed to the engine: "
                 "try again in a moment",
                 "server_overloaded",
             )
-        now_ns = self._clock.now_ns()
         for request, receivers in requests:
             live = LiveRequest(
                 request.id,
@@ -141,7 +144,7 @@ class AsyncEngine:
             raise unavailable("the server is shutting down", "shutting_down", closes=True)
         hung_s = self.progress.hung_s()
         if hung_s is not None:
-            raise unavailable(_hang_text(hung_s), "engine_hangs")
+            raise _hangs(hung_s)
 
     def look(self) -> None:
         """See what the engine does not tell; to be called again and again.
@@ -335,29 +338,6 @@ class AsyncEngine:
         for sample in list(request.samples.values()):
             self._end(sample, ending, cause)
 
-    def _check_tenants(self, requests: Sequence[EngineRequest]) -> None:
-        """Raise ApiError 429 if a tenant would have more requests than it may have at once."""
-        limit = self._max_tenant_requests
-        for tenant in dict.fromkeys(request.tenant for request in requests):
-            num_live = self._live.num_of_tenant(tenant)
-            wanted = num_live + sum(request.tenant == tenant for request in requests)
-            if limit and wanted - num_live > limit:
-                raise bad_request(
-                    f"the body has {wanted - num_live:,} prompts, --max-tenant-requests is "
-                    f"{limit:,}: send fewer at once",
-                    "prompt",
-                    "invalid_value",
-                )
-            if limit and wanted > limit:
-                self.metrics.count_rejection("tenant_busy")
-                whose = f"tenant {tenant!r}" if tenant else "whoever names no tenant"
-                raise too_many(
-                    f"{whose} has {counted(num_live, 'request')} under way, with this body "
-                    f"{wanted:,}, and --max-tenant-requests is {limit:,}: wait for one to end",
-                    "tenant_busy",
-                    self.metrics.tenant_retry_s(num_live),
-                )
-
     def _end_all(self, ending: Ending) -> None:
         for sample in self._live.samples():
             self._end(sample, ending)
@@ -376,6 +356,12 @@ class AsyncEngine:
 
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def _hangs(hung_s: float) -> ApiError:
+    # Nobody knows when it comes back; who asks twice as late each time does not ask often.
+    retry_s = min(ceil(hung_s), MAX_RETRY_S)
+    return unavailable(_hang_text(hung_s), "engine_hangs", retry_after_s=retry_s)
 
 
 def _hang_text(hung_s: float) -> str:

@@ -65,9 +65,11 @@ def from_invalid_request(error: InvalidRequest) -> ApiError:
     return bad_request(str(error), error.param, "invalid_value")
 
 
-def unavailable(message: str, code: str, *, closes: bool = False) -> ApiError:
+def unavailable(
+    message: str, code: str, *, retry_after_s: int = RETRY_AFTER_S, closes: bool = False
+) -> ApiError:
     """Make a 503 that asks the client to come back; `closes`: over another connection."""
-    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    headers = {"Retry-After": str(retry_after_s)}
     if closes:
         headers["Connection"] = "close"
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, headers=headers)

@@ -194,6 +194,10 @@ class ServerMetrics:
             return self._rate.retry_s(now_ns, num_tokens=excess)
         return self._rate.retry_s(now_ns, num_requests=excess)
 
+    def live_retry_s(self, num_requests: int, now_ns: int) -> int:
+        """Estimate when so many requests more have left the queue, in seconds."""
+        return self._rate.retry_s(now_ns, num_requests=num_requests)
+
     def tenant_retry_s(self, num_live: int) -> int:
         """Estimate when one of so many requests will have ended, in seconds."""
         return min(max(MIN_RETRY_S, ceil(self._requests.e2e.mean() / num_live)), MAX_RETRY_S)

@@ -27,7 +27,7 @@ class ServerSettings:
     served_model_name is what /v1/models lists and what requests may call the model, None: the name
     under which it was found. max_body_bytes bounds a request's body, max_prompts the prompts in it,
     max_choices the answers to them. max_pending_requests bounds what waits to be handed to the
-    engine, not what waits in it; max_tenant_requests what one tenant has under way, 0: anything.
+    engine; max_live_requests all that run or wait, max_tenant_requests those of one tenant, 0: any.
     max_client_buffer_bytes bounds what a client that reads its stream too slowly has not read yet.
     shutdown_grace_s is what running requests get to finish once the server is told to stop.
     step_timeout_s is how long a step may take before the server is not ready. status_interval_s is
@@ -41,6 +41,7 @@ class ServerSettings:
     max_prompts: int = 128
     max_choices: int = 1_024
     max_pending_requests: int = 4_096
+    max_live_requests: int = 16_384
     max_tenant_requests: int = 0
     max_client_buffer_bytes: int = MEBIBYTE
     shutdown_grace_s: float = 30.0
@@ -53,8 +54,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.served_model_name == "":
             raise ConfigError("the served model needs a name: give one with --served-model-name")
-        for name in ("max_body_bytes", "max_prompts", "max_choices", "max_pending_requests"):
+        for name in ("max_body_bytes", "max_prompts", "max_choices"):
             self._check_at_least(name, 1)
+        self._check_at_least("max_pending_requests", 1)
+        self._check_at_least("max_live_requests", 1)
         self._check_at_least("max_tenant_requests", 0)
         self._check_at_least("max_client_buffer_bytes", MIN_CLIENT_BUFFER_BYTES)
         if not 0 <= self.shutdown_grace_s <= MAX_SECONDS:
