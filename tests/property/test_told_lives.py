@@ -1,6 +1,6 @@
 """What is told of a request, or of each sample, holds together: each step once, with a slot.
 
-In worlds in which samples leave (leaving_samples).
+In worlds in which samples leave (leaving_samples), and in crowds under all options.
 """
 
 from collections import Counter
@@ -10,14 +10,17 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from builders import World
+from builders import Client, World
+from crowd import Crowd
 from leaving_samples import boundaries, draw_clients, draw_config
+from option_rows import covering_rows
 
 from everbatch.base.eventlog import EventLogWriter
 from everbatch.diagnose.explain import explain
 from everbatch.diagnose.life import Entry, Life, Loss, Run, Wait
 
 NUM_SEEDS = 80
+ROWS = covering_rows()
 
 
 @pytest.mark.parametrize("extent", ["whole", "tail"])
@@ -30,16 +33,28 @@ def test_who_runs_has_a_slot_and_does_one_thing_at_a_time(mode, extent):
         world = World(draw_config(random, mode, extent), clients)
         for _ in boundaries(world, clients, lambda _: None, random):
             pass
-        log = log_of(world)
-        for life in (
-            life for c in clients if c.id in world.texts for life in explain(log, c.id).lives
-        ):
-            kinds.update(chapter.kind for chapter in life.chapters)
-            check_slots(life, f"seed {seed}, {life.id}")
-            check_steps(life, f"seed {seed}, {life.id}")
-            assert life.num_outputs == len(world.texts[life.id])
+        lives = check_lives(world, clients, f"seed {seed}")
+        kinds.update(chapter.kind for life in lives for chapter in life.chapters)
 
     assert kinds["preempted"] > 10 and kinds["wait"] > 100
+
+
+@pytest.mark.parametrize("number", range(len(ROWS)))
+def test_lives_of_a_crowd_under_each_row_of_options(number):
+    crowd = Crowd(ROWS[number], 1_000 * number)
+    crowd.run()
+    check_lives(crowd.world, list(crowd.clients.values()), f"row {number}")
+
+
+def check_lives(world: World, clients: list[Client], where: str) -> list[Life]:
+    log = log_of(world)
+    served = [c.id for c in clients if c.id in world.texts]
+    lives = [life for id in served for life in explain(log, id).lives]
+    for life in lives:
+        check_slots(life, f"{where}, {life.id}")
+        check_steps(life, f"{where}, {life.id}")
+        assert life.num_outputs == len(world.texts[life.id])
+    return lives
 
 
 def log_of(world: World) -> list[str]:
