@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from everbatch.cli.bench_options import bench_options
-from everbatch.cli.bench_plan import make_plan
 from everbatch.cli.output_files import OutputFiles
 from everbatch.cli.sections import SectionedCommand
 
@@ -41,15 +40,16 @@ def serve(more_goals: tuple[str, ...], **given: Any) -> None:
     """
     json_path, html_path = given.pop("json_path"), given.pop("html_path")
     log_path = given.pop("log_path")
+    # numpy and the HTTP parser are imported when something is measured, not for --help.
+    from everbatch.cli.bench_plan import make_plan
+    from everbatch.cli.bench_view import print_summary, progress_bar
+    from everbatch.loadgen.session import run_measure
+
     plan = make_plan(given, more_goals)
     with OutputFiles() as files:
         json_file = files.open(json_path, "--json")
         html_file = files.open(html_path, "--html")
         log_file = files.open(log_path, "--request-log")
-        # numpy and the HTTP parser are imported when something is measured, not for --help.
-        from everbatch.cli.bench_view import print_summary, progress_bar
-        from everbatch.loadgen.session import run_measure
-
         finished = run_measure(plan, progress_bar())
         for note in finished.notes:
             _tell(note)
