@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import openai
 import pytest
@@ -11,6 +12,10 @@ from e2e.processes import WAIT_S, Server, serving
 from pydantic import BaseModel, ConfigDict, Field
 from tiny_model import write_model
 
+TEMPLATE = (
+    "{% if tools %}{{ tools | length }} tools, <tool_call> to call {% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+)
 FLAGS = ("--num-blocks", "40", "--block-size", "8", "--admission", "now")
 
 
@@ -32,7 +37,8 @@ RESPONSE_FORMAT = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(write_model(tmp_path_factory.mktemp("model")), *FLAGS) as started:
+    model = write_model(tmp_path_factory.mktemp("model"), template=TEMPLATE)
+    with serving(model, *FLAGS) as started:
         yield started
         assert started.stop() == 0
         assert "Traceback" not in started.told.text
@@ -100,6 +106,31 @@ def test_json_object_is_an_object(client: openai.OpenAI) -> None:
     )
 
     assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+
+
+def test_certain_call_has_arguments_that_fit(client: openai.OpenAI) -> None:
+    tool = openai.pydantic_function_tool(Cat, name="adopt")
+    tool["function"]["parameters"] = SCHEMA
+    choices: list[Any] = [
+        "required",
+        {"type": "function", "function": {"name": "adopt"}},
+    ]
+    for choice in choices:
+        answer = client.chat.completions.create(
+            model=model_of(client),
+            messages=[{"role": "user", "content": "A cat, please."}],
+            tools=[tool],
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            seed=4,
+        )
+
+        [call] = answer.choices[0].message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name == "adopt"
+        Cat.model_validate_json(call.function.arguments)
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert answer.choices[0].message.content is None
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,20 @@
 Belongs here: roles and contents. Not here: the text that a model's template makes of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from everbatch.server.fields import Fields, IsNeutral, Json
+from everbatch.server.tool_fields import take_calls
 from everbatch.tokenizer.chat_template import joined
 
 # A newer name of OpenAI's for the same thing; no template that we serve knows it.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+TOOL_ROLE = "tool"
 MAX_NAME_LENGTH = 64
+MAX_ID_LENGTH = 256
 MAX_TEXT_LENGTH = 1 << 30  # The body's limit is the one that binds.
 
-Message = Mapping[str, str]
+Message = Mapping[str, Json]
 
 
 def _empty(value: Json) -> bool:
@@ -26,8 +29,6 @@ def _nothing(_value: Json) -> bool:
 
 # Null or empty in what the official client gives back for an answer, so a history may carry them.
 NOT_SUPPORTED: dict[str, IsNeutral] = {
-    "tool_calls": _empty,
-    "tool_call_id": _nothing,
     "function_call": _nothing,
     "refusal": _nothing,
     "annotations": _empty,
@@ -54,15 +55,39 @@ def _message(fields: Fields, index: int, value: Json) -> Message:
         raise fields.wrong_type(name, "an object with role and content", value)
     message = Fields(value, name)
     role = message.text("role", MAX_NAME_LENGTH)
-    if role not in ROLES:
-        raise message.bad("role", f"must be one of {', '.join(ROLES)}, got {role!r}")
+    if role not in (*ROLES, TOOL_ROLE):
+        known = ", ".join((*ROLES, TOOL_ROLE))
+        raise message.bad("role", f"must be one of {known}, got {role!r}")
     message.refuse(NOT_SUPPORTED)
-    read = {"role": ROLES[role], "content": _content(message)}
+    read = _read(message, role)
     author = message.text("name", MAX_NAME_LENGTH)
     if author is not None:
         read["name"] = author
     message.end()
     return read
+
+
+def speaks_of_tools(messages: Sequence[Message]) -> bool:
+    """Whether a tool was called, or answered."""
+    return any(one["role"] == TOOL_ROLE or "tool_calls" in one for one in messages)
+
+
+def _read(message: Fields, role: str) -> dict[str, Json]:
+    """Read what depends on the role."""
+    if role == TOOL_ROLE:
+        call_id = message.text("tool_call_id", MAX_ID_LENGTH)
+        if call_id is None:
+            raise message.bad("tool_call_id", "is missing: say which call it answers")
+        return {"role": role, "content": _content(message), "tool_call_id": call_id}
+    message.refuse({"tool_call_id": _nothing})
+    if role != "assistant":
+        message.refuse({"tool_calls": _empty})
+        return {"role": ROLES[role], "content": _content(message)}
+    calls = take_calls(message)
+    if not calls:
+        return {"role": role, "content": _content(message)}
+    content = _content(message) if message.has("content") else message.take("content") or ""
+    return {"role": role, "content": content, "tool_calls": calls}
 
 
 def _content(message: Fields) -> str:

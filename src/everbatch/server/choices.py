@@ -117,7 +117,7 @@ class ChatApi:
     prompt_field = "messages"
 
     def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
-        parts = [self._part(choice) for choice in choices]
+        parts = [self.part(choice) for choice in choices]
         told = choices[0].told_of_prompt()
         return _body("chat.completion", head, choices, parts, usage, told)
 
@@ -127,7 +127,8 @@ class ChatApi:
     def logprobs(self, tokenizer: Tokenizer, num_top: int, prompt: PromptScores | None) -> Logprobs:
         return ChatLogprobs(tokenizer, num_top)
 
-    def _part(self, choice: "CollectedChoice") -> dict[str, Any]:
+    def part(self, choice: "CollectedChoice") -> dict[str, Any]:
+        """Give what a whole choice tells besides index and logprobs."""
         message = {"role": "assistant", "content": choice.full_text, "refusal": None}
         return {"message": message, "finish_reason": choice.finish_reason}
 
@@ -307,6 +308,12 @@ class StreamedChoice:
             self._channel.put(self._before + _encoder.encode(text) + self._after)
         else:
             self._put(self._events.deltas.text(text), None)
+
+    def delta(self, delta: dict[str, Any]) -> None:
+        """Send something else than text."""
+        if self._is_first:
+            self._begin()
+        self._put(delta, None)
 
     def finish(self, finish_reason: str) -> None:
         if self._is_first and self._echo:

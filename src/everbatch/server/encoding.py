@@ -12,6 +12,7 @@ from everbatch.server.chat_messages import Message
 from everbatch.server.fields import Json
 from everbatch.server.protocol import Prompt
 from everbatch.server.served import Served
+from everbatch.server.tool_calls import Tool
 
 # Above it a text is encoded on another thread, so that the streams do not wait for it. 8 k
 # characters take about a millisecond, 4 MiB half a second.
@@ -38,11 +39,12 @@ class Encoding:
         self,
         messages: Sequence[Message],
         variables: Mapping[str, Json],
+        tools: Sequence[Tool] = (),
         *,
         add_generation_prompt: bool = True,
     ) -> Sequence[int]:
         """Give the ids of a conversation as the model's template writes it."""
-        arguments = (messages, variables, add_generation_prompt)
+        arguments = (messages, variables, tools, add_generation_prompt)
         if sum(len(message["content"]) for message in messages) <= MAX_INLINE_CHARACTERS:
             return self._render_and_encode(*arguments)
         return await asyncio.to_thread(self._render_and_encode, *arguments)
@@ -57,6 +59,7 @@ class Encoding:
         self,
         messages: Sequence[Message],
         variables: Mapping[str, Json],
+        tools: Sequence[Tool],
         add_generation_prompt: bool,
     ) -> Sequence[int]:
         text = self._tokenizer.chat_template.render(
@@ -64,6 +67,7 @@ class Encoding:
             now=datetime.fromtimestamp(self._clock.unix_seconds()),
             add_generation_prompt=add_generation_prompt,
             variables=variables,
+            tools=[tool.shown for tool in tools],
         )
         # The template writes the special tokens itself.
         return self._tokenizer.encode(text, add_special_tokens=False)

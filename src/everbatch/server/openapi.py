@@ -101,11 +101,65 @@ _TEXT_PART = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "additionalProperties": False,
 }
+_FUNCTION_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
+_TOOL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": _FUNCTION_NAME,
+                "description": {"type": "string"},
+                "parameters": {"type": "object"},
+                "strict": {"type": "boolean"},
+            },
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+_NAMED_TOOL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": _FUNCTION_NAME},
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+_CALL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": _FUNCTION_NAME, "arguments": {"type": "string"}},
+            "additionalProperties": False,
+        },
+    },
+}
 _MESSAGE: dict[str, Any] = {
     "type": "object",
-    "required": ["role", "content"],
+    "required": ["role"],
     "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant"]},
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "tool_calls": {
+            "type": "array",
+            "items": _CALL,
+            "description": "Of the assistant, whose content may be null then.",
+        },
+        "tool_call_id": {"type": "string", "description": "Of the role tool."},
         "content": {
             "anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}]
         },
@@ -159,6 +213,12 @@ CHAT_COMPLETIONS = _operation(
         },
         "logprobs": _BOOLEAN,
         "top_logprobs": _LOGPROBS,
+        "tools": {"type": "array", "items": _TOOL, "maxItems": 128},
+        "tool_choice": {
+            "anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED_TOOL],
+            "default": "auto",
+        },
+        "parallel_tool_calls": {"type": "boolean", "default": True},
     },
 )
 _INPUT_PART = {
@@ -174,7 +234,7 @@ _INPUT_MESSAGE = {
     "required": ["role", "content"],
     "properties": {
         "type": {"const": "message"},
-        "role": _MESSAGE["properties"]["role"],
+        "role": {"enum": ["system", "developer", "user", "assistant"]},
         "content": {
             "anyOf": [{"type": "string"}, {"type": "array", "items": _INPUT_PART, "minItems": 1}]
         },

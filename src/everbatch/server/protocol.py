@@ -22,6 +22,7 @@ from everbatch.server.chat_messages import Message, read_messages
 from everbatch.server.errors import bad_request, from_invalid_request
 from everbatch.server.fields import Fields, IsNeutral, Json, decode_object, name_type
 from everbatch.server.structured_fields import take_form
+from everbatch.server.tool_fields import ToolsWanted, take_tools
 
 MAX_LABEL_LENGTH = 512
 MAX_METADATA_ENTRIES = 16
@@ -68,6 +69,7 @@ class CompletionRequest:
 class ChatRequest:
     common: Common
     messages: tuple[Message, ...]
+    tools: ToolsWanted | None
     template_variables: Mapping[str, Json]
 
 
@@ -96,9 +98,6 @@ NOT_SUPPORTED_IN_COMPLETIONS: dict[str, IsNeutral] = {
     "prompt_embeds": nothing,
 }
 NOT_SUPPORTED_IN_CHAT: dict[str, IsNeutral] = {
-    "tools": only([]),
-    "tool_choice": only("none"),
-    "parallel_tool_calls": nothing,
     "functions": only([]),
     "function_call": only("none"),
     "audio": nothing,
@@ -148,10 +147,11 @@ def read_chat(body: bytes) -> ChatRequest:
     fields = Fields(decode_object(body))
     fields.refuse(NOT_SUPPORTED_ANYWHERE | NOT_SUPPORTED_IN_CHAT)
     messages = read_messages(fields)
+    tools = take_tools(fields)
     common = read_common(fields, _chat_logprobs(fields), _chat_max_tokens(fields))
     variables = fields.object_value("chat_template_kwargs")
     fields.end()
-    return ChatRequest(common, messages, variables or {})
+    return ChatRequest(common, messages, tools, variables or {})
 
 
 def read_common(

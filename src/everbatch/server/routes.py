@@ -26,7 +26,7 @@ from everbatch.server.access_log import note
 from everbatch.server.answer import Answering, Prompt, answer_stream, answer_whole
 from everbatch.server.api_keys import key_owner
 from everbatch.server.channel import Channel
-from everbatch.server.choices import Api, ChatApi, CompletionApi, Head
+from everbatch.server.choices import Api, CompletionApi, Head
 from everbatch.server.encoding import Encoding
 from everbatch.server.errors import ApiError, bad_request, from_invalid_request
 from everbatch.server.http_body import ClientLeft, read_body
@@ -42,6 +42,7 @@ from everbatch.server.responses_fields import read_responses
 from everbatch.server.served import Served, check_model
 from everbatch.server.side_routes import add_side_routes
 from everbatch.server.standing import with_headers
+from everbatch.server.tool_use import tool_use
 
 # What nginx writes for a client that closed its connection; nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
@@ -157,10 +158,13 @@ class _Routes:
     async def _chat(self, request: Request, answer_id: str) -> Response:
         body = await self._read(request)
         wanted = read_chat(body)
-        common = await self._checked(wanted.common, request)
-        token_ids = await self._encoding.chat_ids(wanted.messages, wanted.template_variables)
+        use = tool_use(wanted, self._served.model.tokenizer.chat_template)
+        common = await self._checked(use.common, request)
+        token_ids = await self._encoding.chat_ids(
+            wanted.messages, wanted.template_variables, use.tools
+        )
         prompts = [self._prompt(token_ids, common.sampling)]
-        return await self._answer(request, answer_id, ChatApi(), common, prompts)
+        return await self._answer(request, answer_id, use.api, common, prompts)
 
     async def _respond(self, request: Request, answer_id: str) -> Response:
         wanted = read_responses(await self._read(request))

@@ -54,6 +54,10 @@ class ChatTemplate:
     def exists(self) -> bool:
         return self._source is not None
 
+    def mentions(self, text: str) -> bool:
+        """Whether its source has this text: templates tell in words how a model writes."""
+        return self._source is not None and text in self._source
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -61,12 +65,14 @@ class ChatTemplate:
         now: datetime,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Give the prompt for `messages`; encode it without adding special tokens.
 
         A message has `role` and `content`: a string, or a list of parts {"type": "text", "text":
         …}, which are joined by newlines as in vLLM. `now` is what strftime_now tells. `variables`
-        are handed to the template too (Qwen 3: enable_thinking). Raises InvalidRequest for broken
+        are handed to the template too (Qwen 3: enable_thinking), `tools` as OpenAI's API has them.
+        Raises InvalidRequest for broken
         messages, a missing template, and whatever the template itself raises.
         """
         template = self._compiled()
@@ -74,7 +80,7 @@ class ChatTemplate:
             **(variables or {}),
             **self._tokens,
             "messages": [_plain(message, index) for index, message in enumerate(messages)],
-            "tools": None,
+            "tools": [dict(tool) for tool in tools] if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             "raise_exception": _raise_exception,
