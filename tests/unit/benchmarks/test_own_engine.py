@@ -1,5 +1,7 @@
 """The simulator against our own engine: runs, disturbances, and what one workload teaches."""
 
+import json
+
 import numpy as np
 import pytest
 from fidelity import engine_runs, own_engine
@@ -110,6 +112,23 @@ def test_an_engine_that_obeys_the_model_is_predicted_from_the_other_workload(tmp
     assert sum(row.passed is True for row in found) >= 21
     assert np.isclose(record.capacity, 2.5, atol=1.5)
     assert list(record.by_load) == [0.5, 0.85, 1.1]
+
+
+def test_the_command_prints_the_table_and_writes_all_runs(tmp_path, monkeypatch, capsys):
+    class SteadyMachine:
+        def probe(self):
+            return STEADY
+
+    monkeypatch.setattr(own_engine, "run_engine", simulated_engine)
+    monkeypatch.setattr(own_engine, "ThisMachine", SteadyMachine)
+    monkeypatch.setattr(own_engine, "LOCK_PATH", tmp_path / "lock")
+    status = own_engine.main(["--seconds", "8", "--json", str(tmp_path / "out.json")])
+    told = json.loads((tmp_path / "out.json").read_text())
+    printed = capsys.readouterr().out
+
+    assert status == int(any(row["passed"] is False for row in told["rows"]))
+    assert "own engine at 85%: mean ITL" in printed
+    assert [run["load"] for run in told["runs"]].count(1.1) == own_engine.RUNS_A_LOAD
 
 
 def test_what_is_predicted_too_fast_is_missed_and_few_preemptions_are_only_told():
