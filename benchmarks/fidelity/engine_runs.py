@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from everbatch.base.events import Preempted
+from everbatch.base.events import Arrived, Preempted, QuietSteps, StepRan
 from everbatch.base.units import NS_PER_S
 from everbatch.costs.work import StepTime
 from everbatch.engine.engine import Engine, EngineRequest, StepResult
@@ -23,6 +23,7 @@ from everbatch.engine.sampling_params import SamplingParams
 from everbatch.llm.llm import LLM
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.sim.distribution import distribution
+from everbatch.sim.recorded import RecordedStepTimes, read_log, recorded_events
 from everbatch.sim.run import RunOptions, simulate
 from everbatch.workload.random_draws import stream
 from everbatch.workload.requests import Prompt, RequestSpec, Segment
@@ -116,6 +117,21 @@ def run_simulator(
             for which in ("mean", "p99")
         },
     )
+
+
+def run_as_recorded(config: SchedulerConfig, specs: Sequence[RequestSpec], log: Path) -> Figures:
+    """Simulate with the step times of the engine's own log: what is left is not the model's error.
+
+    `log` is of the same requests.
+    """
+    num_warm_up = 0
+    for event in recorded_events(log):
+        if isinstance(event, Arrived) and event.id == specs[0].id:
+            break
+        if isinstance(event, StepRan | QuietSteps):
+            num_warm_up += event.count if isinstance(event, QuietSteps) else 1
+    durations = read_log(log).durations[num_warm_up:]
+    return run_simulator(config, specs, RecordedStepTimes(durations))
 
 
 class _Driver:

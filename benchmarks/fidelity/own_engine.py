@@ -29,6 +29,7 @@ from fidelity.engine_runs import (
     Workload,
     at_once,
     draw,
+    run_as_recorded,
     run_engine,
     run_simulator,
 )
@@ -114,6 +115,8 @@ class Record:
     """Of the kept runs that calibrate."""
     by_load: dict[float, list[Figures]] = field(default_factory=dict)
     """Of the other workload, by load."""
+    as_recorded: dict[float, list[Figures]] = field(default_factory=dict)
+    """Simulated with the step times of each of those."""
     predictions: dict[float, Figures] = field(default_factory=dict)
     capacity: float = 0.0
     """Requests a second."""
@@ -174,8 +177,11 @@ def measure(runner: Runner, seconds: float) -> tuple[Record, Calibration]:
     for _ in range(RUNS_A_LOAD):
         for load in LOADS:
             _calibrating_run(runner, record, draw(CALIBRATION, rate, seconds, len(record.logs)))
-            figures, _, _ = runner.run(record, OTHER, _requests(record, load, seconds), load)
+            specs = _requests(record, load, seconds)
+            figures, _, log = runner.run(record, OTHER, specs, load)
             record.by_load.setdefault(load, []).append(figures)
+            again = run_as_recorded(config, specs, log)
+            record.as_recorded.setdefault(load, []).append(again)
     fitted = calibrate(record.logs, __version__)
     step_time = fitted.profile.step_time()
     for load in LOADS:
@@ -186,11 +192,12 @@ def measure(runner: Runner, seconds: float) -> tuple[Record, Calibration]:
 
 def rows(record: Record) -> list[Row]:
     """Compare predictions with the means of the engine's runs."""
-    return [
-        row
-        for load in record.predictions
-        for row in _rows_of_load(load, record.by_load[load], record.predictions[load])
-    ]
+    found = []
+    for load, predicted in record.predictions.items():
+        runs = record.by_load[load]
+        found += _rows_of_load(load, runs, predicted)
+        found += _rows_as_recorded(load, runs, record.as_recorded[load])
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -257,6 +264,18 @@ def _rows_of_load(load: float, runs: Sequence[Figures], predicted: Figures) -> l
     promised = None if few else MAX_PREEMPTIONS_ERROR
     found.append(_row(f"{title}: preemptions", "num_preemptions", promised, runs, predicted))
     return found
+
+
+def _rows_as_recorded(load: float, runs: Sequence[Figures], again: Sequence[Figures]) -> list[Row]:
+    """Tell what the engine's own step times give: the scheduler's part of the error."""
+    rows = []
+    for figure in MEANS:
+        pairs = zip(runs, again, strict=True)
+        errors = [getattr(ours, figure) / getattr(real, figure) - 1 for real, ours in pairs]
+        name = f"own engine at {load:.0%}, its own step times: {_written(figure)}"
+        told = " and ".join(f"{error:+.2%}" for error in errors)
+        rows.append(Row(name, None, 100 * max(errors, key=abs), "%", None, told))
+    return rows
 
 
 def _row(
