@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from e2e.processes import ENVIRON, WAIT_S, Server, run, serving
+from e2e.processes import ENVIRON, WAIT_S, Server, assert_one_line_error, run, serving
 from e2e.streams import streaming
 from tiny_model import write_model
 
-KEY = "sk-tiny-secret"
+KEY, OPERATOR = "sk-tiny-secret", "sk-of-all-tenants"
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_server_with_keys_serves_who_has_one(model: Path, tmp_path: Path) -> None:
     keys, log = tmp_path / "keys.txt", tmp_path / "access.jsonl"
-    keys.write_text(f"# for tests\n{KEY} red\n")
+    keys.write_text(f"# for tests\n{KEY} red\n{OPERATOR}\n")
     flags = ("--api-key-file", keys, "--access-log", log, "--served-model-name", "tiny")
     limits = ("--max-prompts", "2", "--max-body-size", "1KiB", "--metrics-prefix", "vllm")
     with serving(model, *flags, *limits) as server:
@@ -44,7 +44,8 @@ def test_a_server_with_keys_serves_who_has_one(model: Path, tmp_path: Path) -> N
             with pytest.raises(openai.APIStatusError, match="the limit is 1,024") as too_large:
                 client.completions.create(model="tiny", prompt="x" * 2_000)
         metrics = httpx.get(f"{server.url}/metrics", timeout=WAIT_S)
-        explained = run("explain", server.url, "req.1", "--api-key", KEY)
+        explained = run("explain", server.url, "req.1", "--api-key", OPERATOR)
+        hidden = run("explain", server.url, "req.1", "--api-key", KEY)
         told = server.told.text
 
         assert server.stop() == 0
@@ -55,12 +56,13 @@ def test_a_server_with_keys_serves_who_has_one(model: Path, tmp_path: Path) -> N
     assert 'vllm:generation_tokens_total{model_name="tiny"} 3.0' in metrics.text
     assert explained.returncode == 0
     assert f"request {answer.id}" in explained.stdout
-    assert "1 API key: requests without one get 401" in told
+    assert_one_line_error(hidden, "does not show its events to a tenant's key")
+    assert "2 API keys: requests without one get 401" in told
     assert "-H 'Authorization: Bearer KEY'" in told
     assert [line["status"] for line in lines[:4]] == [200, 401, 400, 413]
     assert (lines[0]["request_id"], lines[0]["tenant"]) == ("req.1", "red")
     for text in (log.read_text(), told, server.told.text):
-        assert KEY not in text
+        assert KEY not in text and OPERATOR not in text
         assert "hello" not in text
 
 
