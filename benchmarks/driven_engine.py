@@ -73,7 +73,7 @@ class DrivenEngine:
         return cls(real.engine, real.clock, real.vocab_size, real.options.header())
 
     def run(self, specs: Sequence[RequestSpec], last: Sequence[str] = ()) -> Recording:
-        """Run to the end of all requests, or of those in `last`: then the others are aborted.
+        """Run to the end of all requests, or of those in `last`: there the recording ends, too.
 
         Arrivals count from now, in nanoseconds. BenchmarkError if a request is refused.
         """
@@ -98,10 +98,17 @@ class DrivenEngine:
             for request_id, _ in result.finished:
                 open_ids.pop(request_id, None)
             if last and not open_ids:
-                for spec in specs:
-                    engine.abort(spec.id)
+                break
+        self._abort(specs)
         due_ns = {spec.id: start_ns + spec.arrival for spec in specs}
         return Recording(self.header or {"config": asdict(engine.config)}, events, due_ns)
+
+    def _abort(self, specs: Sequence[RequestSpec]) -> None:
+        """End whoever still runs."""
+        for spec in specs:
+            self.engine.abort(spec.id)
+        while self.engine.has_work:
+            self.engine.step()
 
     def _request(self, spec: RequestSpec) -> EngineRequest:
         num_tokens = spec.prompt.num_tokens
