@@ -164,13 +164,17 @@ class Crowd:
         elif kind < 0.12 and self.clients:
             world.leaving_next = [self._leaving() for _ in range(draw.randint(1, 3))]
         elif kind < 0.15:
-            world.executor.failing_steps = frozenset({world.executor.num_steps + 1})
+            # One pass, or several in a row: then somebody fails again alone.
+            first = world.executor.num_steps + 1
+            world.executor.failing_steps = frozenset(range(first, first + draw.choice([1, 1, 2, 4])))
         elif kind < 0.18 and self.clients:
             world.executor.failing_outputs[self._somebody()] = draw.randint(1, 6)
         elif kind < 0.22:
             self._fail_reading()
         elif kind < 0.30:
             self._roll_back()
+        elif kind < 0.33 and self.clients:
+            world.executor.poisoned = frozenset({self._somebody()} if draw.random() < 0.6 else ())
 
     def _somebody(self) -> str:
         """A client or a sample, most likely a live one."""

@@ -37,7 +37,7 @@ class ScriptedExecutor:
     `output_lengths` says after how many outputs a request stops by itself; others never do.
     Passes in `failing_steps` raise ExecutorError, and so does copy number `failing_copy` of a
     block, within or between tiers; `failing_outputs` says at which of its outputs a request's row
-    fails.
+    fails. Passes with a row of somebody in `poisoned` raise, too.
     """
 
     block_size: int
@@ -46,6 +46,7 @@ class ScriptedExecutor:
     failing_steps: frozenset[int] = frozenset()
     failing_outputs: Mapping[str, int] = field(default_factory=dict)
     failing_copy: int | None = None
+    poisoned: frozenset[str] = frozenset()
     num_steps: int = 0
     num_copies: int = 0
     _rows: dict[int, _Row] = field(default_factory=dict)
@@ -89,6 +90,9 @@ class ScriptedExecutor:
         if self.num_steps in self.failing_steps:
             # As late as can be: slots have changed and blocks have been written.
             raise ExecutorError(f"pass {self.num_steps} was told to fail")
+        computing = [*(chunk.slot for chunk in plan.chunks), *self._decodes]
+        if any(self._rows[slot].request_id in self.poisoned for slot in computing):
+            raise ExecutorError("a row of this pass was told to make it fail")
         return self._emit(emitting)
 
     def reset(self) -> None:
@@ -99,6 +103,8 @@ class ScriptedExecutor:
     def _apply_changes(self, plan: StepPlan) -> None:
         for slot in plan.released:
             self._release(slot, keep=slot in plan.preempted)
+        for admission in plan.restated:
+            self._admit(admission)
         for slot in plan.left:
             del self._decodes[slot]
         assert not self._rows.keys() & set(plan.masked), "a masked slot holds a request"

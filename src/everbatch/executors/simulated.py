@@ -129,6 +129,8 @@ class SimulatedExecutor:
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Let one pass go by; gives who ended by itself in it."""
         self._release(plan.released)
+        for admission in plan.restated:
+            self._admit(admission)
         for slot in plan.left:
             self._leave(slot)
         for admission in plan.admitted:

@@ -3,10 +3,12 @@
 Works on a draft, inside the pools' transactions; changes no request. Called by Planner.
 """
 
+from collections.abc import Collection
+
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.content_reader import ContentReader
-from everbatch.scheduler.draft import Draft, Known, Lack
+from everbatch.scheduler.draft import TRIED_APART, Draft, Known, Lack
 from everbatch.scheduler.plan import Deferral, DeferReason
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.state import SchedulerState
@@ -37,6 +39,26 @@ class DecodePlanner:
             held_back = self._rotate(draft, limit)
         else:
             draft.joined = dict.fromkeys(sorted(state.idle_decodes, key=_by_admission))
+        self._place_needing(draft)
+        return held_back
+
+    def plan_only(self, draft: Draft, group: Collection[Request]) -> None:
+        """Let those of a group decode, as many as fit the step, and nobody else."""
+        state = self._state
+        able = [request for request in (*state.decodes, *state.idle_decodes) if request in group]
+        chosen = dict.fromkeys(able[: self._config.max_num_batched_tokens])
+        for request in (*state.decodes, *state.idle_decodes):
+            if request not in chosen:
+                draft.deferred[request] = TRIED_APART
+                if request in state.decodes:
+                    draft.left[request] = None
+        idle = [request for request in state.idle_decodes if request in chosen]
+        draft.joined = dict.fromkeys(sorted(idle, key=_by_admission))
+        self._place_needing(draft)
+
+    def _place_needing(self, draft: Draft) -> None:
+        """Count who decodes, and give a block to each whose last one is full."""
+        state = self._state
         draft.num_decodes = len(state.decodes) - len(draft.left) + len(draft.joined)
         # Whoever was aborted or preempted since the last step is still in `due`.
         needing = [r for r in state.due if r in state.decodes and r not in draft.left]
@@ -44,7 +66,6 @@ class DecodePlanner:
         if needing:
             needing.sort(key=_by_admission)
             self._place_all(draft, needing)
-        return held_back
 
     def give_back(self, draft: Draft, held_back: list[Request]) -> None:
         """Let decodes use what prefill left of its share; nobody is preempted for it."""

@@ -38,6 +38,8 @@ def state_digest(scheduler: Scheduler) -> str:
         state.preempted_slots,
         state.released_slots,
         [(request.id, pairs) for request, pairs in state.swapped_out],
+        [sorted(request.id for request in group) for group in state.trials],
+        state.must_restate,
         (state.num_fresh_waiting, state.fresh_waiting_tokens, state.num_deferred_calls),
         (state.decodes.num_steps, state.next_arrival, state.next_admission, state.next_turn),
     )

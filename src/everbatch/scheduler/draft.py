@@ -68,6 +68,8 @@ Known = Mapping[Request, Deferral]
 
 
 BEHIND_HEAD = Deferral(DeferReason.BEHIND_HEAD, 0, 0)
+TRIED_APART = Deferral(DeferReason.COOLDOWN, 0, 0)
+"""Others have the step for themselves, since one before it failed."""
 
 
 @dataclass(slots=True)
@@ -103,6 +105,8 @@ class Draft:
     """Tokens of the step still kept for first readings of prompts."""
     had_share: bool = False
     """Whether any were kept."""
+    num_tried: int = 0
+    """Groups of the trials under way that this step uses up: those that cannot run, and its own."""
 
     @property
     def num_tokens(self) -> int:

@@ -184,6 +184,8 @@ class Leaps:
         state = self._state
         if state.prefilling or state.groups or state.masked or state.protected:
             return False
+        if state.trials or state.must_restate:
+            return False
         if state.preempted_slots or state.swapped_out or self._deferrals.has_newcomers:
             return False
         num_decodes = len(state.decodes) + len(state.idle_decodes)

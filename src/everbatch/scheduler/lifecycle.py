@@ -71,6 +71,9 @@ class Lifecycle:
         state.released_slots.clear()
         state.swapped_out.clear()
         state.handed_over.clear()
+        state.must_restate = False
+        # With a normal plan the trials are over: whoever is left could not run alone.
+        del state.trials[: draft.num_tried or len(state.trials)]
         for request, hits in draft.admitted.items():
             self._admit(draft, request, hits, plan.step, now_ns)
         self._append_blocks(draft)
@@ -184,6 +187,23 @@ class Lifecycle:
                     member.move_to(RequestStatus.WAITING)
         self._deferrals.forget(request)
         self._enqueue(request)
+
+    def lose_written_blocks(self, draft: Draft, step: int, now_ns: int) -> None:
+        """Let those recompute who would have yielded in a pass that failed.
+
+        Others got their blocks and have perhaps written them.
+        """
+        for request, way in draft.victims.items():
+            if request.slot is not None:
+                num_freed = len(request.block_table)
+                self._endings.release_blocks(request)
+                whole = Yield(
+                    YieldKind.RECOMPUTE,
+                    num_freed,
+                    requester=way.requester,
+                    num_needed=way.num_needed,
+                )
+                self.preempt(request, whole, step, now_ns)
 
     def drop_host_copies(self) -> None:
         """Recompute those whose blocks were to be swapped out by a pass that failed."""

@@ -6,9 +6,9 @@ step costs what changed in it. Slots name requests: a request keeps its slot fro
 finishes or is preempted.
 
 An executor carries out a plan in this order: `preempted` (keep their tokens), `released` (forget
-the slot, leave the decode set), `left` (out of the decode set, slot kept), swap-out, swap-in,
-copies, `admitted`, `appended`, `joined`, then the forward pass: prefill chunks first, then the
-decode set.
+the slot, leave the decode set), `restated` (slots that it had to forget), `left` (out of the decode
+set, slot kept), swap-out, swap-in, copies, `admitted`, `appended`, `joined`, then the forward pass:
+prefill chunks first, then the decode set.
 """
 
 from dataclasses import dataclass, field
@@ -94,6 +94,8 @@ class StepPlan:
     preempted: list[int] = field(default_factory=list)
     """Released slots whose requests come back: their tokens so far must be kept."""
     released: list[int] = field(default_factory=list)
+    restated: list[Admission] = field(default_factory=list)
+    """After a pass that failed, and `Executor.reset`: all who hold a slot, as of now, once more."""
     left: list[int] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)
     appended: list[tuple[int, int]] = field(default_factory=list)

@@ -30,17 +30,22 @@ class PlanWriter:
         plan.preempted = [*state.preempted_slots, *map(_slot, members)]
         # Its slot knows the prompt alone, so it takes it anew, with what another one computed.
         moved = [r for r in state.handed_over if r not in draft.victims]
+        if state.must_restate:
+            moved = []
         plan.released = [*state.released_slots, *map(_slot, members), *map(_slot, moved)]
-        plan.left = list(map(_slot, draft.left))
+        if state.must_restate:
+            self._restate(plan, draft)
+        else:
+            plan.left = list(map(_slot, draft.left))
+        plan.admitted += map(_admission_again, moved)
         plan.swap_out = [pair for _, pairs in state.swapped_out for pair in pairs]
         plan.swap_out += [pair for way in draft.victims.values() for pair in way.swap_out]
-        plan.admitted += map(_admission_again, moved)
         slots = self._new_slots(draft)
         for request, blocks in draft.swapped_in.items():
             plan.swap_in += zip(request.host_blocks, blocks, strict=True)
         for request, hits in draft.admitted.items():
             plan.admitted += self._admissions(draft, request, hits, slots)
-        plan.joined = [_slot_in(request, slots) for request in draft.joined]
+        plan.joined += [_slot_in(request, slots) for request in draft.joined]
         for request, blocks in draft.new_blocks.items():
             if request not in draft.chunks and blocks:
                 plan.appended.append((_slot_in(request, slots), blocks[0]))
@@ -54,6 +59,26 @@ class PlanWriter:
                 PrefillChunk(slot, chunk.start, chunk.count, taken, chunk.emits, followers)
             )
         return plan
+
+    def _restate(self, plan: StepPlan, draft: Draft) -> None:
+        """Say again who holds which slot and who decodes, to an executor that has forgotten it."""
+        state, decodes = self._state, self._state.decodes
+        holders = [r for r in state.slots if r is not None and _leader(r) not in draft.victims]
+        for request in sorted(holders, key=_by_admission):
+            ran = decodes.progress(request)
+            plan.restated.append(
+                Admission(
+                    slot=_slot(request),
+                    request_id=request.id,
+                    payload=request.payload,
+                    num_cached_tokens=request.num_computed_tokens + ran,
+                    cached_blocks=tuple(request.block_table),
+                    num_output_tokens=request.num_output_tokens + ran,
+                    sample=request.sample,
+                )
+            )
+        gone = draft.left, draft.victims
+        plan.joined = [_slot(r) for r in decodes if not any(r in those for those in gone)]
 
     def _new_slots(self, draft: Draft) -> dict[Request, int]:
         """Give each admitted request, and each of its samples, the lowest empty slot."""
@@ -95,6 +120,16 @@ def _admission_again(request: Request) -> Admission:
         num_output_tokens=0,
         sample=request.sample,
     )
+
+
+def _leader(request: Request) -> Request:
+    """Give who computes the prompt for a request: another sample, or itself."""
+    assert request.group is not None or not request.is_follower
+    return request.group.leader if request.group is not None and request.is_follower else request
+
+
+def _by_admission(request: Request) -> int:
+    return request.admission_number
 
 
 def _slot(request: Request) -> int:

@@ -63,6 +63,17 @@ class Planner:
         self._decodes.read_filling(draft)
         return draft
 
+    def plan_trial(self, number: int) -> Draft:
+        """Decide a step of one group of the trials alone; the pools' transactions must be open."""
+        group = self._state.trials[number]
+        draft = Draft(num_tried=number + 1)
+        self._decodes.plan_only(draft, group)
+        self._prefills.plan_begun(draft, group)
+        if not draft.victims:
+            self._prefills.admit_only(draft, group)
+        self._decodes.read_filling(draft)
+        return draft
+
     def plan_yield(self, stuck: Draft) -> Draft:
         """Decide who yields so that others can run; the pools' transactions must be open.
 

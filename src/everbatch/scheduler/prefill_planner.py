@@ -3,13 +3,14 @@
 Works on a draft, inside the pools' transactions; changes no request. Called by Planner.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from everbatch.scheduler.admission import chunk_blocks, chunk_size
 from everbatch.scheduler.backfill import SafeBackfill
 from everbatch.scheduler.block_ledger import BlockLedger
 from everbatch.scheduler.config import SchedulerConfig
-from everbatch.scheduler.draft import BEHIND_HEAD, Draft
+from everbatch.scheduler.draft import BEHIND_HEAD, TRIED_APART, Draft
 from everbatch.scheduler.grants import Grants, granted
 from everbatch.scheduler.plan import Deferral, DeferReason
 from everbatch.scheduler.request import Request
@@ -73,10 +74,12 @@ class PrefillPlanner:
                 usable += chunk_size(remaining, budget, self._config)
         return min(usable, budget)
 
-    def plan_begun(self, draft: Draft) -> None:
-        """Let prefills that have begun go on, in order of admission."""
+    def plan_begun(self, draft: Draft, group: Collection[Request] | None = None) -> None:
+        """Let prefills that have begun go on, in order of admission; of a group, if there is one."""
         for request in self._state.prefilling:
-            if request not in draft.victims:
+            if group is not None and request not in group:
+                draft.deferred[request] = TRIED_APART
+            elif request not in draft.victims:
                 self._plan_chunk(draft, request)
         for request in draft.chunks:
             self._grants.register_filled(draft, request)
@@ -107,6 +110,21 @@ class PrefillPlanner:
             if self._scan_is_over(draft):
                 self._end_scan(draft, replace(obstacle, behind=request.label))
                 return
+
+    def admit_only(self, draft: Draft, group: Collection[Request]) -> None:
+        """Admit those of a group who wait, as far as they fit; everybody else goes on waiting."""
+        queue = self._state.policy.queue
+        draft.num_promised_blocks = sum(
+            self._blocks.still_needed(draft, request) for request in self._state.prefilling
+        )
+        waiting = list(queue.in_order(self._step))
+        for request in waiting:
+            obstacle = self._try_admit(draft, request) if request in group else None
+            if obstacle is not None:
+                self._grants.defer(draft, request, obstacle)
+        draft.head = next((r for r in waiting if r not in draft.admitted), None)
+        if draft.head is not None:
+            draft.deferred.setdefault(draft.head, TRIED_APART)
 
     @property
     def _step(self) -> int:

@@ -41,6 +41,7 @@ from everbatch.scheduler.report import (
 )
 from everbatch.scheduler.request import FinishReason, Request
 from everbatch.scheduler.state import SchedulerState
+from everbatch.scheduler.trials import groups_after, rows_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -119,7 +120,7 @@ class Scheduler:
         self.expire(now_ns)
         self._begin()
         try:
-            draft = self._planner.plan()
+            draft = self._plan_trial() or self._planner.plan()
             if draft.num_tokens == 0 and draft.had_share:
                 # What was kept for first readings could not be used by any of them.
                 self._undo()
@@ -146,9 +147,14 @@ class Scheduler:
         self._draft = None
 
     def fail_step(self, plan: StepPlan, message: str, now_ns: int) -> list[Event]:
-        """Roll back a plan whose forward pass failed, and end all that held or got a slot."""
+        """Roll back a plan whose forward pass failed; the executor has forgotten all slots.
+
+        It is found out by steps to come whose row fails (trials.py); who had a pass of those for
+        itself ends with an error. Members of a static batch, which is one, end together.
+        """
         draft = self._draft
         assert draft is not None
+        rows = rows_of(draft, list(self.state.decodes))
         self.rollback(plan)
         # The pass may have written blocks that the plan took and the rollback gave back.
         for blocks in (*draft.new_blocks.values(), *draft.swapped_in.values()):
@@ -160,7 +166,19 @@ class Scheduler:
                 # It waits, and the head that it had kept has perhaps been written by others.
                 self._endings.release_blocks(request)
                 self._lifecycle.preempt(request, way, plan.step, now_ns)
-        for request in [*filter(None, self.state.slots), *draft.admitted]:
+        if self.config.batching == "static":
+            failed = [*filter(None, self.state.slots), *draft.admitted]
+        else:
+            self._lifecycle.lose_written_blocks(draft, plan.step, now_ns)
+            failed = list(rows) if len(rows) == 1 and draft.num_tried else []
+            tried = self.state.trials[draft.num_tried :]
+            self.state.trials = tried if failed else [*groups_after(draft, rows), *tried]
+            self.state.must_restate = True
+            for request in draft.admitted:
+                if request not in self.deferrals.current:
+                    # It was to be admitted, so nobody was told why it waits.
+                    self.deferrals.note_waiting(request)
+        for request in failed:
             self._endings.retire_together(request, FinishReason.ERROR, now_ns, message)
         self._lifecycle.drop_host_copies()
         self._run_aborts(None, now_ns)
@@ -282,6 +300,16 @@ class Scheduler:
         )
 
     # Planning
+
+    def _plan_trial(self) -> Draft | None:
+        """Plan the first group of the trials under way that can run; None: no group can."""
+        for number in range(len(self.state.trials)):
+            draft = self._planner.plan_trial(number)
+            if draft.num_tokens:
+                return draft
+            self._undo()
+            self._begin()
+        return None
 
     def _begin(self) -> None:
         self.state.pool.begin()

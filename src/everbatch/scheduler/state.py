@@ -59,6 +59,10 @@ class SchedulerState:
     released_slots: list[int] = field(default_factory=list)
     swapped_out: list[tuple[Request, tuple[tuple[int, int], ...]]] = field(default_factory=list)
     """Since the last plan that was carried out: the executor has yet to hear of these."""
+    trials: list[dict[Request, None]] = field(default_factory=list)
+    """Who is tried together, in order, after a pass has failed (trials.py)."""
+    must_restate: bool = False
+    """Whether the executor has forgotten who holds which slot: the next plan says it again."""
     num_fresh_waiting: int = 0
     fresh_waiting_tokens: int = 0
     """Waiting requests that never ran, and their prompt tokens: what the queue limits count."""

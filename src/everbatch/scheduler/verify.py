@@ -71,7 +71,9 @@ def verify_plan(scheduler: Scheduler, plan: StepPlan) -> None:
         released=plan.released,
         preempted=plan.preempted,
     )
-    members = {request.slot for request in scheduler.state.decodes}
+    # Who holds a slot and decodes is told anew, where the executor has forgotten it.
+    is_told_anew = scheduler.state.must_restate
+    members = set() if is_told_anew else {request.slot for request in scheduler.state.decodes}
     decodes = (members - set(plan.left) - released) | set(plan.joined)
     check(
         len(decodes) == plan.num_decodes,
@@ -114,6 +116,14 @@ def _verify_blocks(scheduler: Scheduler, plan: StepPlan) -> None:
 def _verify_slots(scheduler: Scheduler, plan: StepPlan) -> None:
     # Who is admitted takes the lowest slots that are empty, and no masked one.
     state = scheduler.state
+    restated = [admission.slot for admission in plan.restated]
+    held = [r.slot for r in state.slots if r is not None and r.slot not in plan.released]
+    check(
+        sorted(restated) == (held if state.must_restate else []),
+        "a plan tells anew of other slots than those that are held",
+        restated=sorted(restated),
+        held=held,
+    )
     moved = [request.slot for request in state.handed_over]
     slots = [admission.slot for admission in plan.admitted if admission.slot not in moved]
     check(

@@ -50,6 +50,8 @@ class SlotPhases:
             self._change(slot, Phase.IDLE, None)
         for slot in plan.preempted:
             self._change(slot, Phase.PREEMPTED, lost[slot])
+        for admission in plan.restated:
+            self._change(admission.slot, Phase.HELD, admission.request_id)
         for slot in plan.left:
             self._keep(slot, Phase.HELD)
         for admission in plan.admitted:

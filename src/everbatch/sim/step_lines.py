@@ -44,6 +44,8 @@ class StepLines:
             if slot not in plan.masked:
                 self._slots[slot] = None
             self._decodes.pop(slot, None)
+        for admission in plan.restated:
+            self._slots[admission.slot] = admission.request_id
         for slot in plan.left:
             self._decodes.pop(slot, None)
         for admission in plan.admitted:

@@ -1,4 +1,4 @@
-"""Forward passes that fail: rolled back, their requests end, the others go on."""
+"""Forward passes that fail: rolled back, tried again in parts; who fails alone ends."""
 
 import pytest
 from builders import World, alone, client, finals, make_config, run_world
@@ -7,9 +7,96 @@ from everbatch.scheduler.report import MAX_MESSAGE_CHARACTERS
 from everbatch.scheduler.request import FinishReason
 
 
-def test_who_held_a_slot_ends_with_an_error_and_who_waits_goes_on():
+def test_a_pass_that_fails_once_costs_time_alone():
     clients = [client(id, 5, 6) for id in "abc"]
     world = run_world(clients, max_num_seqs=2, failing_steps=[3])
+
+    for c in clients:
+        assert world.ends[c.id] == [FinishReason.STOP]
+        assert world.texts[c.id] == alone(c)
+    assert world.engine.stats().num_free_blocks == 64
+
+
+def test_who_fails_again_alone_ends_with_an_error_and_the_others_go_on():
+    # Pass 3 fails with both rows, pass 4 with `a` alone; `b` then has a pass for itself.
+    clients = [client(id, 5, 6) for id in "abc"]
+    world = run_world(clients, max_num_seqs=2, failing_steps=[3, 4])
+
+    assert world.ends == {
+        "a": [FinishReason.ERROR],
+        "b": [FinishReason.STOP],
+        "c": [FinishReason.STOP],
+    }
+    assert len(world.texts["a"]) == 2
+    for c in clients[1:]:
+        assert world.texts[c.id] == alone(c)
+    # The step after the failures is that of `b` alone, the next one everybody's again.
+    assert [record.decodes for record in world.records[2:4]] == [1, 1]
+
+
+def test_a_failed_pass_is_tried_again_without_those_who_joined_in_it():
+    clients = [client("a", 5, 8), client("b", 5, 8), client("c", 5, 8, arrival=2)]
+    world = run_world(clients, failing_steps=[3])
+
+    # `c` was to join in step 3: first the two others run, then `c` alone, then all.
+    third, fourth, fifth = world.records[2:5]
+    assert (third.decodes, third.scheduled) == (2, {})
+    assert (fourth.decodes, fourth.scheduled) == (0, {"c": 5})
+    assert fifth.decodes == 3
+    assert set(map(tuple, world.ends.values())) == {(FinishReason.STOP,)}
+
+
+def test_if_that_fails_too_every_row_has_a_pass_for_itself():
+    clients = [client("a", 5, 8), client("b", 5, 8), client("c", 5, 8, arrival=2)]
+    world = run_world(clients, failing_steps=[3, 4, 5])
+
+    # Passes: all three, `a` and `b`, `a` alone. Then `b` alone, `c` alone, both.
+    assert world.ends["a"] == [FinishReason.ERROR]
+    assert [(r.decodes, r.scheduled) for r in world.records[2:5]] == [(1, {}), (0, {"c": 5}), (2, {})]
+    for c in clients[1:]:
+        assert world.texts[c.id] == alone(c)
+
+
+def test_one_who_always_fails_does_not_harm_the_others():
+    clients = [client(id, 5, 6, arrival=at) for at, id in enumerate("abcde")]
+    world = World(make_config(), clients)
+    world.executor.poisoned = frozenset({"c"})
+    world.run()
+
+    for c in clients:
+        text = alone(c)
+        if c.id == "c":
+            assert world.ends[c.id] == [FinishReason.ERROR]
+            assert world.texts[c.id] == []
+        else:
+            assert (world.ends[c.id], world.texts[c.id]) == ([FinishReason.STOP], text)
+
+
+def test_a_device_that_never_works_again_answers_everybody():
+    clients = [client(id, 5, 6, arrival=at) for at, id in enumerate("abcde")]
+    world = run_world(clients, failing_steps=range(4, 1_000))
+
+    assert all(len(world.ends[c.id]) == 1 for c in clients)
+    assert FinishReason.ERROR in {ends[0] for ends in world.ends.values()}
+    assert world.executor.num_steps < 40
+
+
+def test_samples_are_tried_together_while_they_share_a_prompt():
+    clients = [client("a", 5, 6, n=3), client("b", 5, 6)]
+    world = run_world(clients, failing_steps=[1])
+    poisoned = World(make_config(), clients)
+    poisoned.executor.poisoned = frozenset({"a/0"})
+    poisoned.run()
+
+    assert {id: ends for id, ends in world.ends.items() if ends != [FinishReason.STOP]} == {}
+    # Nobody knows whether the prompt or the first of the samples fails: all three end.
+    assert poisoned.ends["a"] == [FinishReason.ERROR]
+    assert poisoned.ends["b"] == [FinishReason.STOP]
+
+
+def test_members_of_a_static_batch_end_together():
+    clients = [client(id, 5, 6) for id in "abc"]
+    world = run_world(clients, max_num_seqs=2, failing_steps=[3], batching="static")
 
     assert world.ends == {
         "a": [FinishReason.ERROR],
@@ -17,21 +104,20 @@ def test_who_held_a_slot_ends_with_an_error_and_who_waits_goes_on():
         "c": [FinishReason.STOP],
     }
     assert [len(world.texts[id]) for id in "ab"] == [2, 2]
-    assert world.texts["c"] == alone(clients[2])
-    assert world.engine.stats().num_free_blocks == 64
 
 
-def test_who_was_to_be_admitted_ends_too():
-    world = run_world([client("a", 5, 6)], failing_steps=[1])
+def test_who_was_to_be_admitted_fails_like_the_others():
+    world = run_world([client("a", 5, 6)], failing_steps=[1, 2])
 
     assert world.ends["a"] == [FinishReason.ERROR]
-    assert [e.kind for e in world.events] == ["arrived", "step_failed", "finished"]
+    kinds = [e.kind for e in world.events if e.kind != "deferred"]
+    assert kinds == ["arrived", "step_failed", "step_failed", "finished"]
 
 
 def test_the_failed_step_is_told_and_its_number_used_again():
     clients = [client("a", 5, 6), client("b", 5, 2, arrival=4)]
-    world = run_world(clients, failing_steps=[3])
-    (failed,) = [e for e in world.events if e.kind == "step_failed"]
+    world = run_world(clients, failing_steps=[3, 4])
+    failed, _ = [e for e in world.events if e.kind == "step_failed"]
 
     assert failed.step == 3
     assert "pass 3 was told to fail" in failed.message
@@ -47,21 +133,21 @@ def test_the_result_says_why_and_has_no_tokens():
     assert result.error == "pass 1 was told to fail"
     assert result.outputs == []
     assert result.plan is None
-    assert result.finished == [("a", FinishReason.ERROR)]
+    assert result.finished == []
 
 
 def test_a_step_that_fails_when_blocks_are_full_leaves_nobody_due():
     # After step 1 both tables are full, so step 2 gives each a block.
     clients = [client("a", 4, 6), client("b", 4, 6), client("c", 4, 6, arrival=2)]
-    world = run_world(clients, num_blocks=8, failing_steps=[6])
+    world = run_world(clients, num_blocks=8, failing_steps=[2])
 
     assert world.engine.stats().num_free_blocks == 8
-    assert world.ends["c"] == [FinishReason.ERROR]
+    assert {id: world.texts[id] for id in "abc"} == {c.id: alone(c) for c in clients}
 
 
 def test_every_step_may_fail_once():
     clients = [client(id, 6, 8, arrival=at) for at, id in enumerate("abcdef")]
-    for step in range(1, 30):
+    for step in range(1, 40):
         for trigger in ("shortage", "stall"):
             world = run_world(
                 clients,
@@ -74,10 +160,8 @@ def test_every_step_may_fail_once():
 
             assert stats.num_free_blocks + stats.num_cached_blocks == 7
             for c in clients:
-                text = alone(c)
-                (end,) = world.ends[c.id]
-                assert world.texts[c.id] == text[: len(world.texts[c.id])]
-                assert end is FinishReason.ERROR or world.texts[c.id] == text
+                assert world.ends[c.id] == [FinishReason.STOP]
+                assert world.texts[c.id] == alone(c)
 
 
 def test_who_left_while_a_pass_failed_has_left():
@@ -88,49 +172,47 @@ def test_who_left_while_a_pass_failed_has_left():
     scheduler.abort("b", FinishReason.ABORT, 0)
     events = scheduler.fail_step(plan, "it failed", 0)
 
-    assert [(e.id, e.reason) for e in events if e.kind == "finished"] == [
-        ("a", "error"),
-        ("b", "abort"),
-    ]
+    assert [(e.id, e.reason) for e in events if e.kind == "finished"] == [("b", "abort")]
 
 
 def test_content_of_a_failed_plan_is_not_hit():
-    clients = [client("a", 16, 1, stream=0), client("b", 16, 1, stream=0, arrival=1)]
-    world = run_world(clients, failing_steps=[1], enable_prefix_caching=True)
+    clients = [client("a", 16, 1, stream=0), client("b", 16, 1, stream=0, arrival=2)]
+    world = run_world(clients, failing_steps=[1, 2], enable_prefix_caching=True)
 
+    assert world.ends["a"] == [FinishReason.ERROR]
     assert finals(world)["b"].cached_tokens == 0
     assert world.texts["b"] == alone(clients[1])
 
 
 def test_cached_blocks_that_a_failed_pass_has_overwritten_are_not_hit():
-    # `b` takes the blocks of `a`, writes them, and the pass fails; then `a` comes again.
-    again = client("c", 12, 2, stream=0, arrival=3)
+    # `b` takes the blocks of `a`, writes them, and the pass fails twice; then `a` comes again.
+    again = client("c", 12, 2, stream=0, arrival=4)
     clients = [client("a", 12, 1, stream=0), client("b", 12, 3, arrival=2), again]
-    world = run_world(clients, num_blocks=4, failing_steps=[2], enable_prefix_caching=True)
+    world = run_world(clients, num_blocks=4, failing_steps=[2, 3], enable_prefix_caching=True)
 
     assert world.ends["b"] == [FinishReason.ERROR]
     assert world.texts["c"] == alone(again)
     assert 0 < finals(world)["c"].cached_tokens < 8
 
 
-def test_victims_of_a_failed_plan_end_with_the_others():
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("extent", ["whole", "tail"])
+def test_victims_of_a_failed_plan_compute_again_what_others_have_perhaps_written(mode, extent):
     # The pass in which `b` would have yielded fails.
-    world = run_world([client("a", 4, 7), client("b", 6, 7)], num_blocks=4, failing_steps=[4])
-
-    assert world.engine.stats().num_preemptions == 0
-    assert {id: ends for id, ends in world.ends.items()} == {
-        "a": [FinishReason.ERROR],
-        "b": [FinishReason.ERROR],
-    }
-
-
-def test_a_victim_that_waits_survives_a_failed_step():
     clients = [client("a", 4, 7), client("b", 6, 7)]
-    world = run_world(clients, num_blocks=4, failing_steps=[6])
+    world = run_world(
+        clients,
+        num_blocks=4,
+        failing_steps=[4],
+        preemption_mode=mode,
+        preemption_extent=extent,
+        num_host_blocks=8,
+    )
 
-    assert world.ends["a"] == [FinishReason.ERROR]
-    assert world.ends["b"] == [FinishReason.STOP]
-    assert world.texts["b"] == alone(clients[1])
+    assert world.engine.stats().num_preemptions == 1
+    assert [e.way for e in world.events if e.kind == "preempted"] == ["recompute"]
+    for c in clients:
+        assert (world.ends[c.id], world.texts[c.id]) == ([FinishReason.STOP], alone(c))
 
 
 @pytest.mark.parametrize("output", [1, 2, 4])
@@ -149,14 +231,16 @@ def test_a_failed_row_ends_its_request_alone(output):
 
 def test_the_final_event_says_why_a_row_or_a_pass_failed():
     clients = [client("a", 5, 6), client("b", 5, 6, n=2), client("c", 5, 2)]
-    world = World(make_config(), clients, frozenset({4}))
+    world = World(make_config(), clients)
     world.executor.failing_outputs = {"a": 2}
+    world.executor.poisoned = frozenset({"b/1"})
     world.run()
     samples = {e.id: e.message for e in world.events if e.kind == "sample_finished"}
 
     assert finals(world)["a"].message == "output 2 was told to fail"
-    assert samples == {"b/0": "pass 4 was told to fail", "b/1": "pass 4 was told to fail"}
-    assert finals(world)["b"].message == "pass 4 was told to fail"
+    told = "a row of this pass was told to make it fail"
+    assert samples == {"b/0": None, "b/1": told}
+    assert finals(world)["b"].message == told
     assert finals(world)["c"].message is None
 
 
@@ -165,10 +249,10 @@ def test_what_events_say_of_a_failure_has_a_limit(length):
     world = World(make_config(), [client("a", 5, 6)])
     world.arrive()
     scheduler = world.engine.scheduler
-    plan = scheduler.schedule(0)
     message = "x" * length
-    events = scheduler.fail_step(plan, message, 0)
+    events = scheduler.fail_step(scheduler.schedule(0), message, 0)
+    events += scheduler.fail_step(scheduler.schedule(0), message, 0)
     said = [e.message for e in events if e.kind in ("step_failed", "finished")]
 
     fits = length == MAX_MESSAGE_CHARACTERS
-    assert said == [message if fits else message[: MAX_MESSAGE_CHARACTERS - 1] + "…"] * 2
+    assert said == [message if fits else message[: MAX_MESSAGE_CHARACTERS - 1] + "…"] * 3

@@ -82,24 +82,36 @@ def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, FinishReason], 
     return texts, ends, results
 
 
-def test_pass_without_memory_ends_who_held_a_slot_and_the_engine_goes_on() -> None:
+def test_pass_without_memory_is_tried_again_and_nobody_notices() -> None:
     engine = make_engine({3: MemoryError()})
     for request_id, prompt in [("a", [1]), ("b", [10, 11]), ("c", [20, 21])]:
         add(engine, request_id, prompt, 4)
 
     texts, ends, results = run(engine)
 
-    assert texts == {"a": [2, 3], "b": [12, 13], "c": [22, 23, 24, 25]}
-    assert ends == {"a": FinishReason.ERROR, "b": FinishReason.ERROR, "c": FinishReason.LENGTH}
+    assert texts == {"a": [2, 3, 4, 5], "b": [12, 13, 14, 15], "c": [22, 23, 24, 25]}
+    assert set(ends.values()) == {FinishReason.LENGTH}
     assert engine.stats().num_free_blocks == NUM_BLOCKS
     [told] = [result.error for result in results if result.error]
     assert "out of memory in a step of 2 tokens" in told
     assert "--max-num-batched-tokens" in told
 
 
+def test_who_finds_no_memory_again_alone_ends_and_the_engine_goes_on() -> None:
+    engine = make_engine({3: MemoryError(), 4: MemoryError()})
+    for request_id, prompt in [("a", [1]), ("b", [10, 11]), ("c", [20, 21])]:
+        add(engine, request_id, prompt, 4)
+
+    texts, ends, _ = run(engine)
+
+    assert texts == {"a": [2, 3], "b": [12, 13, 14, 15], "c": [22, 23, 24, 25]}
+    assert ends["a"] is FinishReason.ERROR
+    assert ends["b"] is ends["c"] is FinishReason.LENGTH
+
+
 def test_preempted_request_keeps_its_tokens_through_a_pass_without_memory() -> None:
-    # Both fit until one needs its fifth block: "b" yields, and is rebuilt after "a" has failed.
-    engine = make_engine({12: MemoryError()}, admission="now")
+    # Both fit until one needs its fifth block: "b" yields, and "a" fails twice meanwhile.
+    engine = make_engine({12: MemoryError(), 13: MemoryError()}, admission="now")
     add(engine, "a", [1, 2, 3, 4, 5, 6, 7, 8], 20)
     add(engine, "b", [21, 22, 23, 24, 25, 26, 27, 28], 12)
 

@@ -201,15 +201,18 @@ def test_a_member_of_a_static_batch_may_leave_its_prompt_to_another_sample(bound
     assert world.ends["a/0"][0].value == ("abort" if left else "stop")
 
 
-def test_a_pass_that_fails_after_a_sample_took_over_ends_who_held_slots():
-    world = World(make_config(max_num_batched_tokens=3), [client("a", 9, 3, n=3)], frozenset({2}))
+@pytest.mark.parametrize(("failing", "end"), [({2}, "stop"), ({2, 3}, "error")])
+def test_a_pass_that_fails_after_a_sample_took_over_is_tried_again(failing, end):
+    config = make_config(max_num_batched_tokens=3)
+    world = World(config, [client("a", 9, 3, n=3)], frozenset(failing))
     world.arrive()
     world.step()
     world.engine.abort("a/0")
     world.run()
 
     ends = {id: [reason.value for reason in world.ends[id]] for id in world.ends}
-    assert ends == {"a": ["error"], "a/0": ["abort"], "a/1": ["error"], "a/2": ["error"]}
+    whole = "error" if end == "error" else "abort"
+    assert ends == {"a": [whole], "a/0": ["abort"], "a/1": [end], "a/2": [end]}
 
 
 def test_a_sample_ends_by_itself_and_its_request_with_the_last():

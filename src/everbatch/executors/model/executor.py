@@ -128,6 +128,8 @@ class ModelExecutor:
 
     def _apply_changes(self, plan: StepPlan) -> None:
         self._release(plan.released, keep=plan.preempted)
+        for admission in plan.restated:
+            self._admit(admission)
         if plan.left:
             self._batch.leave_decodes(plan.left)
         self._move_blocks(plan)

@@ -1,0 +1,31 @@
+"""Finding out whose row makes passes fail, so that nobody else pays for it.
+
+A pass fails as a whole: nobody knows by which of its rows, or whether by any. So it is tried again
+without those who joined in it, then each of them alone; if that fails too, every row alone. Who
+fails again alone ends with an error, all others lose time only. Groups are tried in order, one a step, until none is left or
+those left cannot run; then plans are made as always. Called by Scheduler and Planner.
+"""
+
+from collections.abc import Sequence
+
+from everbatch.scheduler.draft import Draft
+from everbatch.scheduler.request import Request
+
+Group = dict[Request, None]
+"""Requests that are tried together. Samples that share a prompt are named by who reads it."""
+
+
+def rows_of(draft: Draft, members: Sequence[Request]) -> Group:
+    """Give those who have a row in a step: `members` of the decode set, and prompts."""
+    left = draft.left, draft.victims
+    rows = {request: None for request in members if not any(request in gone for gone in left)}
+    return {**rows, **draft.joined, **dict.fromkeys(draft.chunks)}
+
+
+def groups_after(draft: Draft, rows: Group) -> list[Group]:
+    """Give the groups to try after a step with these rows has failed."""
+    newcomers = [request for request in draft.admitted if request in rows]
+    others = {request: None for request in rows if request not in draft.admitted}
+    if draft.num_tried == 0 and newcomers and others:
+        return [others, *({request: None} for request in newcomers)]
+    return [{request: None} for request in rows]
