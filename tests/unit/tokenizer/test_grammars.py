@@ -134,6 +134,8 @@ def test_what_does_not_fit_allows_nothing_and_says_so() -> None:
         ({"json": {"not": {"type": "string"}}}, "the JSON schema cannot be followed"),
         ({"json": "nonsense"}, "the JSON schema cannot be followed"),
         ({"json": "[]"}, "the JSON schema cannot be followed"),
+        ({"json": {"$ref": "#"}}, "the JSON schema cannot be followed"),
+        ({"json": '{"items":' * 5_000}, "the JSON schema cannot be followed"),
         ({"grammar": "nonsense %%% ::"}, "the grammar cannot be followed"),
         ({"grammar": "root ::= unknown"}, "the grammar cannot be followed"),
     ],
