@@ -42,6 +42,36 @@ def test_an_answer_that_has_begun_ends_with_the_text_that_there_is(stream: bool)
     run()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_is_late_is_incomplete(stream: bool) -> None:
+    @async_test
+    async def run() -> None:
+        harness = make_harness()
+        harness.executor.before_pass = lambda number: harness.gate.shut() if number == 3 else None
+        async with in_process(harness) as client:
+            body = {"input": "x", "stream": stream, "max_total_s": 1}
+            asked = asyncio.create_task(client.post("/v1/responses", json=body))
+            await eventually(lambda: harness.engine.stats.generation_tokens == 3)
+            await look_until_ended(harness)
+            answer = await asked
+            harness.gate.open()
+
+        told = answer.json() if not stream else _last_event(answer)["response"]
+        assert (told["status"], told["incomplete_details"]) == (
+            "incomplete",
+            {"reason": "deadline"},
+        )
+        assert len(told["output"][0]["content"][0]["text"]) == 3
+
+    run()
+
+
+def _last_event(answer: httpx.Response) -> dict[str, Any]:
+    *_, last, rest = answer.text.split("\n\n")
+    assert rest == ""
+    return json.loads(last.split("\ndata: ")[1])
+
+
 def _choices(answer: httpx.Response, stream: bool) -> list[dict[str, Any]]:
     if not stream:
         return answer.json()["choices"]
