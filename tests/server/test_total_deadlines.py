@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 from server.fakes import Harness, async_test, eventually, in_process, make_harness, reply_to
+from everbatch.engine.engine import TokenOutput
+from everbatch.server.live import MIN_LIMITS_KEPT, Ending, LiveRequest, LiveRequests
 
 COMPLETIONS = "/v1/completions"
 # The harness's clock moves by a millisecond a look.
@@ -106,6 +108,32 @@ def test_one_that_has_not_begun_is_told_so(stream: bool) -> None:
         harness.assert_all_returned()
 
     run()
+
+
+def test_limits_of_those_who_have_ended_are_not_kept_for_their_time() -> None:
+    live = LiveRequests()
+    most = 0
+    for number in range(1_000):
+        request = LiveRequest(f"r{number}", 1, arrival_ns=number)
+        live.add(request, [(request.id, Nobody())])
+        live.limit(request, 86_400)
+        most = max(most, live.num_limits)
+        if number % 100:
+            live.remove(request.samples[request.id])
+    late = live.take_overdue(10**15)
+
+    assert most <= 2 * live.num_requests + MIN_LIMITS_KEPT
+    assert [request.id for request, _ in late] == [f"r{number}" for number in range(0, 1_000, 100)]
+
+
+class Nobody:
+    """Who listens to a request of which nothing comes."""
+
+    def admitted(self, num_cached_tokens: int) -> None: ...
+
+    def push(self, output: TokenOutput, *, is_stop_token: bool) -> None: ...
+
+    def end(self, ending: Ending) -> None: ...
 
 
 @async_test
