@@ -15,7 +15,6 @@ from everbatch.engine.engine import TokenOutput
 from everbatch.scheduler.admission import Rejection
 from everbatch.scheduler.request import FinishReason
 
-
 MIN_LIMITS_KEPT = 64
 """Of requests that have ended: a day's limits would be millions."""
 
