@@ -11,7 +11,9 @@ from server.fakes import async_test, in_process, make_harness
 from everbatch.server import openapi, protocol, responses_fields, side_bodies, structured_fields
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
-TEMPLATE = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+TEMPLATE = (
+    "{% if tools %}<tool_call>arguments{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+)
 LEAST: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x"},
     "/v1/chat/completions": {"messages": MESSAGES},

@@ -12,7 +12,7 @@ from everbatch.server.fields import Fields
 
 Body = dict[str, Any]
 MESSAGES = [{"role": "user", "content": "Hello"}]
-TEMPLATE = "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
+TEMPLATE = "{% if tools %}<tool_call>arguments{% endif %}{{ messages[0].content }}"
 TOOL = {"type": "function", "function": {"name": "f"}}
 FORM = {"type": "json_object"}
 
