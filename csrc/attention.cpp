@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::size_t kTilePairs = kTilePositions / kPairColumns;
 constexpr float kInfinity = __builtin_inff();
+constexpr std::size_t kLineValues = 64 / sizeof(Bf16);
 
 constexpr std::size_t round_up(std::size_t size, std::size_t step) {
   return (size + step - 1) / step * step;
@@ -27,16 +28,17 @@ constexpr std::size_t round_up(std::size_t size, std::size_t step) {
 // One thread's memory. R rows: tokens times the query heads that share a key-value head.
 struct Scratch {
   Bf16* zeros;         // [D], in place of positions that nobody sees
-  Bf16* queries;       // [R, D]
   Bf16* key_panels;    // [4][D / 2][16][2]
   Bf16* value_panels;  // [D / 16][32][16][2]
   float* scores;       // [R, 64]
   Bf16* weights;       // [R, 64]
-  float* sums;         // [R, value_columns]
-  float* largest;      // [R]
-  float* totals;       // [R, lanes]
-  std::byte* known;    // of the segments so far, or null where there is one segment
   std::size_t value_columns;
+  // Of one key-value head of the task.
+  Bf16* queries;     // [R, D]
+  float* sums;       // [R, value_columns]
+  float* largest;    // [R]
+  float* totals;     // [R, lanes]
+  std::byte* known;  // of the segments so far
 };
 
 // What some segments of a context give its rows.
@@ -72,23 +74,31 @@ Known carve_known(const AttentionCall& call, std::size_t num_tokens, Carver& car
   return known;
 }
 
-Scratch carve(const AttentionCall& call, std::size_t num_tokens, Carver& carver) {
+void carve_head(const AttentionCall& call, std::size_t num_tokens, Carver& carver,
+                Scratch& scratch) {
   const std::size_t num_rows = num_tokens * (call.num_heads / call.num_kv_heads);
-  const std::size_t head_dim = call.head_dim;
-  Scratch scratch;
-  scratch.value_columns = round_up(head_dim, kPairColumns);
-  scratch.zeros = carver.take<Bf16>(head_dim);
-  scratch.queries = carver.take<Bf16>(num_rows * head_dim);
-  scratch.key_panels = carver.take<Bf16>(kTilePositions * head_dim);
-  scratch.value_panels = carver.take<Bf16>(kTilePositions * scratch.value_columns);
-  scratch.scores = carver.take<float>(num_rows * kTilePositions);
-  scratch.weights = carver.take<Bf16>(num_rows * kTilePositions);
+  scratch.queries = carver.take<Bf16>(num_rows * call.head_dim);
   scratch.sums = carver.take<float>(num_rows * scratch.value_columns);
   scratch.largest = carver.take<float>(num_rows);
   scratch.totals = carver.take<float>(num_rows * kLanes);
   Carver of_known(nullptr);
   carve_known(call, num_tokens, of_known);
   scratch.known = carver.take<std::byte>(of_known.used());
+}
+
+// The memory of one of the heads of a task; what they share is the same for all.
+Scratch carve(const AttentionCall& call, std::size_t num_tokens, std::size_t head,
+              Carver& carver) {
+  const std::size_t num_rows = num_tokens * (call.num_heads / call.num_kv_heads);
+  const std::size_t head_dim = call.head_dim;
+  Scratch scratch;
+  scratch.value_columns = round_up(head_dim, kPairColumns);
+  scratch.zeros = carver.take<Bf16>(head_dim);
+  scratch.key_panels = carver.take<Bf16>(kTilePositions * head_dim);
+  scratch.value_panels = carver.take<Bf16>(kTilePositions * scratch.value_columns);
+  scratch.scores = carver.take<float>(num_rows * kTilePositions);
+  scratch.weights = carver.take<Bf16>(num_rows * kTilePositions);
+  for (std::size_t i = 0; i <= head; ++i) carve_head(call, num_tokens, carver, scratch);
   return scratch;
 }
 
@@ -112,6 +122,25 @@ void find_rows(const AttentionCall& call, const AttentionTask& task, const Bf16*
     }
   }
   for (std::size_t i = num_seen; i < kTilePositions; ++i) rows.keys[i] = rows.values[i] = zeros;
+}
+
+// Ask for what positions [first, last) of the context hold of the task's heads, which comes from
+// memory while something else is computed. Inline, as GCC drops calls of a function that does nothing
+// but prefetch.
+[[gnu::always_inline]] inline void fetch(const AttentionCall& call, const AttentionTask& task,
+                                         std::size_t first, std::size_t last) {
+  const std::size_t stride = call.num_kv_heads * call.head_dim;
+  std::size_t block = first / call.block_size, in_block = first % call.block_size;
+  for (std::size_t i = first; i < last; ++block, in_block = 0) {
+    const auto slot = static_cast<std::size_t>(task.block_table[block]) * call.block_size + in_block;
+    std::size_t offset = slot * stride + task.kv_head * call.head_dim;
+    for (; i < last && in_block < call.block_size; ++i, ++in_block, offset += stride) {
+      for (std::size_t value = 0; value < task.num_kv_heads * call.head_dim; value += kLineValues) {
+        __builtin_prefetch(call.keys + offset + value, 0, 3);
+        __builtin_prefetch(call.values + offset + value, 0, 3);
+      }
+    }
+  }
 }
 
 // Scale the scores of a tile, in place; give the largest of them and of `largest`.
@@ -224,14 +253,30 @@ void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratc
        {0, num_rows}, {0, scratch.value_columns / kPairColumns});
 }
 
-// Tiles of one segment, from an empty state.
-void add_segment(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
+AttentionTask of_head(const AttentionTask& task, std::size_t head) {
+  AttentionTask one = task;
+  one.kv_head += head;
+  one.num_kv_heads = 1;
+  return one;
+}
+
+// Tiles of one segment, from an empty state; tile by tile for all heads, whose keys and values lie
+// side by side. heads: the memory of each.
+void add_segment(const AttentionCall& call, const AttentionTask& task, const Scratch* heads,
                  std::size_t segment) {
-  clear(scratch, task.num_tokens * (call.num_heads / call.num_kv_heads));
+  const std::size_t num_rows = task.num_tokens * (call.num_heads / call.num_kv_heads);
+  for (std::size_t head = 0; head < task.num_kv_heads; ++head) clear(heads[head], num_rows);
   const std::size_t context_end = task.first_position + task.num_tokens;
   const std::size_t last = smaller(context_end, (segment + 1) * kSegmentPositions);
   for (std::size_t first = segment * kSegmentPositions; first < last; first += kTilePositions) {
-    add_tile(call, task, scratch, first, smaller(context_end - first, kTilePositions));
+    for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
+      // A part of the next tile, so that requests do not wait for each other.
+      const std::size_t next = first + kTilePositions;
+      fetch(call, task, smaller(context_end, next + head * kTilePositions / task.num_kv_heads),
+            smaller(context_end, next + (head + 1) * kTilePositions / task.num_kv_heads));
+      add_tile(call, of_head(task, head), heads[head], first,
+               smaller(context_end - first, kTilePositions));
+    }
   }
 }
 
@@ -282,9 +327,10 @@ std::size_t num_rows_of(const AttentionCall& call, const AttentionTask& task) {
 
 }  // namespace
 
-std::size_t attention_scratch(const AttentionCall& call, std::size_t num_tokens) {
+std::size_t attention_scratch(const AttentionCall& call, std::size_t num_tokens,
+                              std::size_t num_kv_heads) {
   Carver carver(nullptr);
-  carve(call, num_tokens, carver);
+  carve(call, num_tokens, num_kv_heads - 1, carver);
   return carver.used();
 }
 
@@ -295,31 +341,43 @@ std::size_t segment_bytes(const AttentionCall& call, std::size_t num_tokens) {
 }
 
 void attend(const AttentionCall& call, const AttentionTask& task, std::byte* memory) {
-  Carver carver(memory);
-  const Scratch scratch = carve(call, task.num_tokens, carver);
-  Carver of_known(scratch.known);
-  const Known known = carve_known(call, task.num_tokens, of_known);
-  start(call, task, scratch);
   const std::size_t num_rows = num_rows_of(call, task);
-  add_segment(call, task, scratch, 0);
-  take_segment(scratch, num_rows, known);
-  for (std::size_t segment = 1; segment < num_segments(task); ++segment) {
-    add_segment(call, task, scratch, segment);
-    // In place: the totals of a row are the first of its lanes from here on.
-    for (std::size_t row = 0; row < num_rows; ++row) {
-      scratch.totals[row] = sum_of_lanes(scratch.totals + row * kLanes);
-    }
-    join_segment(call, task, segment, {scratch.sums, scratch.largest, scratch.totals}, known);
+  fetch(call, task, 0, smaller(task.first_position + task.num_tokens, kTilePositions));
+  Scratch heads[kMaxHeadsTogether];
+  Known known[kMaxHeadsTogether];
+  for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
+    Carver carver(memory);
+    heads[head] = carve(call, task.num_tokens, head, carver);
+    Carver of_known(heads[head].known);
+    known[head] = carve_known(call, task.num_tokens, of_known);
+    start(call, of_head(task, head), heads[head]);
   }
-  write_rows(call, task, known);
+  add_segment(call, task, heads, 0);
+  for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
+    take_segment(heads[head], num_rows, known[head]);
+  }
+  for (std::size_t segment = 1; segment < num_segments(task); ++segment) {
+    add_segment(call, task, heads, segment);
+    for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
+      const Scratch& own = heads[head];
+      // In place: the totals of a row are the first of its lanes from here on.
+      for (std::size_t row = 0; row < num_rows; ++row) {
+        own.totals[row] = sum_of_lanes(own.totals + row * kLanes);
+      }
+      join_segment(call, task, segment, {own.sums, own.largest, own.totals}, known[head]);
+    }
+  }
+  for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
+    write_rows(call, of_head(task, head), known[head]);
+  }
 }
 
 void attend_segment(const AttentionCall& call, const AttentionTask& task, std::size_t segment,
                     std::byte* memory, std::byte* known_memory) {
   Carver carver(memory), of_known(known_memory);
-  const Scratch scratch = carve(call, task.num_tokens, carver);
+  const Scratch scratch = carve(call, task.num_tokens, 0, carver);
   start(call, task, scratch);
-  add_segment(call, task, scratch, segment);
+  add_segment(call, task, &scratch, segment);
   take_segment(scratch, num_rows_of(call, task), carve_known(call, task.num_tokens, of_known));
 }
 

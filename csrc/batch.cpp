@@ -14,6 +14,8 @@ constexpr std::size_t kRowsTogether = 96;
 // A task longer than one of so many equal parts for each thread is cut into its segments, if what
 // they give takes no more than this.
 constexpr std::size_t kPartsPerThread = 8;
+// From so many rows on, the heads of a token are one task.
+constexpr std::size_t kRowsPerThread = 4;
 constexpr std::size_t kMaxSegmentBytes = 4 << 20;
 constexpr std::size_t kLine = 64;
 
@@ -47,7 +49,11 @@ std::size_t context_of(const AttentionTask& task) { return task.first_position +
 void run_tasks(Runtime& runtime, const AttentionCall& call, const std::vector<AttentionTask>& tasks,
                std::size_t most_tokens, AlignedBuffer<std::byte>& scratch) {
   const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());
-  const std::size_t bytes = round_up(runtime.kernels.attention_scratch(call, most_tokens), kLine);
+  const std::size_t heads_together = std::min(call.num_kv_heads, kMaxHeadsTogether);
+  const std::size_t bytes =
+      round_up(std::max(runtime.kernels.attention_scratch(call, most_tokens, 1),
+                        runtime.kernels.attention_scratch(call, 1, heads_together)),
+               kLine);
   std::size_t total = 0, end = bytes * num_threads;
   for (const AttentionTask& task : tasks) total += context_of(task) * task.num_tokens;
   std::vector<Part> parts;
@@ -58,7 +64,7 @@ void run_tasks(Runtime& runtime, const AttentionCall& call, const std::vector<At
     const std::size_t count = num_segments(task);
     const bool is_long =
         context_of(task) * task.num_tokens * num_threads * kPartsPerThread > total;
-    if (num_threads == 1 || count == 1 || !is_long || size * count > kMaxSegmentBytes) {
+    if (num_threads == 1 || count == 1 || task.num_kv_heads > 1 || !is_long || size * count > kMaxSegmentBytes) {
       parts.push_back({index, 0, true, 0});
       continue;
     }
@@ -128,15 +134,21 @@ void paged_attention(Runtime& runtime, const AttentionCall& call, const Batch& b
   const std::size_t most_tokens = std::max<std::size_t>(kRowsTogether / group, 1);
   std::vector<AttentionTask> tasks;
   std::size_t longest = 1;
+  const bool is_crowd = batch.num_rows() >=
+                        kRowsPerThread * static_cast<std::size_t>(runtime.pool.num_threads());
   for (std::size_t row = 0; row < batch.num_rows(); ++row) {
     const auto row_first = static_cast<std::size_t>(batch.cu_seqlens_q[row]);
     const auto row_last = static_cast<std::size_t>(batch.cu_seqlens_q[row + 1]);
     for (std::size_t first = row_first; first < row_last; first += most_tokens) {
       const std::size_t num_tokens = std::min(most_tokens, row_last - first);
       longest = std::max(longest, num_tokens);
-      for (std::size_t kv_head = 0; kv_head < call.num_kv_heads; ++kv_head) {
+      // A token alone looks at little, and what one head needs lies beside what the next one does.
+      const std::size_t together =
+          num_tokens == 1 && is_crowd ? std::min(call.num_kv_heads, kMaxHeadsTogether) : 1;
+      for (std::size_t head = 0; head < call.num_kv_heads; head += together) {
         tasks.push_back({batch.block_tables.data() + row * batch.max_blocks(), first, num_tokens,
-                         static_cast<std::size_t>(batch.positions[first]), kv_head});
+                         static_cast<std::size_t>(batch.positions[first]), head,
+                         std::min(together, call.num_kv_heads - head)});
       }
     }
   }

@@ -25,6 +25,9 @@ constexpr std::size_t kTilePositions = 64;
 // And tiles in segments of so many positions, which may be computed apart from each other.
 constexpr std::size_t kSegmentPositions = 4 * kTilePositions;
 
+// Key-value heads of one token that are computed together, tile by tile.
+constexpr std::size_t kMaxHeadsTogether = 8;
+
 // What is known of a row of a product whose columns nobody keeps, in lanes by column.
 struct LargestLanes {
   float values[kPanelColumns];      // -inf before the first column
@@ -70,13 +73,14 @@ struct AttentionCall {
   std::size_t out_stride;
 };
 
-// Consecutive tokens of one row, and the key-value head that they look at.
+// Consecutive tokens of one row, and the key-value heads that they look at.
 struct AttentionTask {
   const std::int32_t* block_table;  // of the row
   std::size_t first_token;          // index into T
   std::size_t num_tokens;
   std::size_t first_position;  // of first_token in its context
-  std::size_t kv_head;
+  std::size_t kv_head;  // the first; a task that is cut into segments has one
+  std::size_t num_kv_heads;  // at most kMaxHeadsTogether
 };
 
 // How many segments the last token of a task sees.
@@ -130,8 +134,9 @@ struct PathKernels {
   // Rows [rows.first, rows.last) times the panel pairs of `pairs`.
   // The sum of one output runs along K in one order, whatever the rows and pairs.
   void (*gemm)(const GemmCall& call, Range rows, Range pairs);
-  // Bytes of scratch memory that one thread needs for `attend` with so many tokens at once.
-  std::size_t (*attention_scratch)(const AttentionCall& call, std::size_t num_tokens);
+  // Bytes of scratch memory that one thread needs for `attend` with so many tokens and heads.
+  std::size_t (*attention_scratch)(const AttentionCall& call, std::size_t num_tokens,
+                                   std::size_t num_kv_heads);
   void (*attend)(const AttentionCall& call, const AttentionTask& task, std::byte* scratch);
   // The same segment by segment: each is computed into memory of its own, `segment_bytes` from one to
   // the next and 64-byte aligned, and in the end they are joined and written.

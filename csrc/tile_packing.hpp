@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels.hpp"
+#include "path_math.hpp"
 
 #if defined(EVERBATCH_AVX512)
 #include <immintrin.h>
@@ -39,7 +40,11 @@ void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_
     b[c + 4] = _mm512_shuffle_i32x4(upper_01, upper_23, 0x88);
     b[c + 12] = _mm512_shuffle_i32x4(upper_01, upper_23, 0xdd);
   }
-  for (std::size_t i = 0; i < count; ++i) _mm512_store_si512(out + i * kPairColumns, b[i]);
+  // Unrolled, so that the values stay in registers on their way.
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < 16; ++i) {
+    if (i < count) _mm512_store_si512(out + i * kPairColumns, b[i]);
+  }
 }
 
 #else
@@ -77,6 +82,25 @@ inline void interleave(const Bf16* even, const Bf16* odd, std::size_t count, Bf1
   }
 }
 
+// The same for a pair of panels, whose outputs lie a panel apart.
+inline void interleave_pair(const Bf16* even, const Bf16* odd, Bf16* out) {
+  constexpr std::size_t kPanel = kPanelColumns * kTilePositions;
+#if defined(EVERBATCH_AVX512)
+  alignas(64) static constexpr std::uint16_t kLower[32] = {0,  32, 1,  33, 2,  34, 3,  35,
+                                                           4,  36, 5,  37, 6,  38, 7,  39,
+                                                           8,  40, 9,  41, 10, 42, 11, 43,
+                                                           12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i lower = _mm512_load_si512(kLower);
+  const __m512i upper = _mm512_add_epi16(lower, _mm512_set1_epi16(16));
+  const __m512i evens = _mm512_loadu_si512(even), odds = _mm512_loadu_si512(odd);
+  _mm512_store_si512(out, _mm512_permutex2var_epi16(evens, lower, odds));
+  _mm512_store_si512(out + kPanel, _mm512_permutex2var_epi16(evens, upper, odds));
+#else
+  interleave(even, odd, kPanelColumns, out);
+  interleave(even + kPanelColumns, odd + kPanelColumns, kPanelColumns, out + kPanel);
+#endif
+}
+
 // Values as panels whose columns are the head's dimensions, and whose K is the positions.
 void pack_values(const Bf16* const* values, std::size_t num_position_pairs, std::size_t head_dim,
                  Bf16* panels) {
@@ -85,10 +109,13 @@ void pack_values(const Bf16* const* values, std::size_t num_position_pairs, std:
     const Bf16* odd = values[2 * pair + 1];
     Bf16* out = panels + pair * kPairColumns;
     std::size_t first = 0;
-    for (; first + kPanelColumns <= head_dim; first += kPanelColumns) {
-      interleave(even + first, odd + first, kPanelColumns, out + first * kTilePositions);
+    for (; first + kPairColumns <= head_dim; first += kPairColumns) {
+      interleave_pair(even + first, odd + first, out + first * kTilePositions);
     }
-    interleave(even + first, odd + first, head_dim - first, out + first * kTilePositions);
+    for (; first < head_dim; first += kPanelColumns) {
+      interleave(even + first, odd + first, smaller(head_dim - first, kPanelColumns),
+                 out + first * kTilePositions);
+    }
   }
 }
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tiny_model import write_model
 
 TEMPLATE = (
-    "{% if tools %}{{ tools | length }} tools, <tool_call> to call {% endif %}"
+    "{% if tools %}{{ tools | length }} tools, <tool_call> with arguments {% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
 FLAGS = ("--num-blocks", "40", "--block-size", "8", "--admission", "now")

@@ -66,3 +66,14 @@ def test_memory_is_committed_when_a_block_is_touched() -> None:
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3, 5_000])
+def test_storage_starts_at_a_cache_line(num_blocks: int) -> None:
+    storage = KVStorage(SHAPE, num_blocks, block_size=16, dtype=np.uint16)
+
+    for array in (storage.keys, storage.values):
+        assert array.ctypes.data % 64 == 0
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+        assert not array.any()

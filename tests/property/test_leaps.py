@@ -19,6 +19,13 @@ MODEL = {
     "head_dim": 64,
     "hidden_size": 512,
 }
+TAILS = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "policy": "priority",
+    "preemption_trigger": "stall",
+    "preemption_extent": "tail",
+}
 
 
 def run(scenario: Scenario, *, leaps: bool) -> tuple[dict, str, int]:
@@ -156,3 +163,30 @@ def test_a_blocked_queue_needs_few_plans():
     # Each of three waves is admitted by one plan; one more finds the head of the queue blocked.
     assert num_slow_plans == 300
     assert num_plans <= 6
+
+
+def test_who_is_stripped_while_waiting_makes_room_for_the_head():
+    # r1 waits and has kept its head; nobody can run, so it loses that, and r2 before it fits.
+    requests = [
+        {"id": "r0", "prompt_tokens": 8, "output_tokens": 9, "priority": 0},
+        {"id": "r1", "prompt_tokens": 8, "output_tokens": 12, "priority": 2},
+        {"id": "r2", "prompt_tokens": 1, "output_tokens": 3, "priority": 0},
+    ]
+    engine = TAILS | {"block_size": 2, "num_blocks": 10, "preemption_victim": "priority"}
+    text = json.dumps({"engine": engine, "requests": requests})
+
+    both_ways(parse_scenario(text, "stripped", "stripped"))
+
+
+def test_who_leaves_at_a_reporting_point_makes_room_for_the_head():
+    # At boundary 16 two who wait leave, one of them with blocks, and figures are reported.
+    requests = [
+        {"id": "r0", "prompt_tokens": 20, "output_tokens": 32, "priority": 0},
+        {"id": "r1", "prompt_tokens": 4, "output_tokens": 5, "priority": 2, "abort_at": 16},
+        {"id": "r2", "prompt_tokens": 19, "output_tokens": 19, "priority": 2, "abort_at": 16},
+        {"id": "r3", "prompt_tokens": 3, "output_tokens": 4, "priority": 0},
+    ]
+    engine = TAILS | {"block_size": 4, "num_blocks": 13, "admission": "now"}
+    scenario = {"engine": engine, "requests": requests, "run": {"horizons": [16]}}
+
+    both_ways(parse_scenario(json.dumps(scenario), "leaving", "leaving"))

@@ -91,8 +91,7 @@ async def test_who_waits_for_a_step_that_hangs_gets_503_and_who_runs_goes_on() -
         ]
         await eventually(lambda: harness.engine.num_live == 3)
         await _until_status(client, "/ready", 503)
-        # What the application's own look does every now and then.
-        harness.engine.look()
+        # The application looks by itself, every 50 ms here.
         answers = [await one for one in waits]
         live = harness.engine.num_live
         harness.gate.open()

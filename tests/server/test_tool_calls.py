@@ -105,8 +105,12 @@ def test_text_is_sent_as_soon_as_it_cannot_become_a_tag() -> None:
         (None, None),
         ("{{ messages }}", None),
         ("{% if tools %}[TOOL_CALLS]{% endif %}", None),
-        ("{% if tools %}<tool_call>{% endif %}", ToolStyle.TAGGED),
-        ('{% if tools %}"parameters"{% endif %}', ToolStyle.BARE),
+        ("{% if tools %}<tool_call>{{ call.arguments }}{% endif %}", ToolStyle.TAGGED),
+        ("{% if tools %}<tool_call><function={{ call.arguments }}{% endif %}", None),
+        ("{% if tools %}<tool_call><arg_key>{{ call.arguments }}{% endif %}", None),
+        ("<tool_call>{{ call.arguments }}", None),
+        ('{% if tools %}{"name": name, "parameters": dictionary}{% endif %}', ToolStyle.BARE),
+        ('{% if tools %}{"parameters"}{% endif %}', None),
     ],
 )
 def test_template_tells_the_style(source: str | None, style: ToolStyle | None) -> None:

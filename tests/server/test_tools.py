@@ -17,7 +17,7 @@ from everbatch.engine.engine import EngineRequest
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }} answer with <tool_call>{{ '\n' }}{% endif %}"
+    "{% if tools %}{{ tools | tojson }} answer with <tool_call> and arguments{{ '\n' }}{% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}"
     "{% for call in message.tool_calls or [] %}"
     "<tool_call>{{ call.function.name }} {{ call.function.arguments.city }}</tool_call>"
@@ -121,7 +121,7 @@ async def test_model_is_shown_tools_calls_and_results() -> None:
             tools=[TOOL],
         )
 
-    shown, rest = seen[0].split(" answer with <tool_call>\n")
+    shown, rest = seen[0].split(" answer with <tool_call> and arguments\n")
     assert json.loads(shown) == [TOOL]
     told = "assistant: <tool_call>weather Köln</tool_call>\ntool: sunny\nassistant:"
     assert rest == f"user: Hello\n{told}"

@@ -8,6 +8,9 @@ import httpx
 import pytest
 from server.fakes import Harness, async_test, eventually, in_process, make_harness, reply_to
 
+from everbatch.engine.engine import TokenOutput
+from everbatch.server.live import MIN_LIMITS_KEPT, Ending, LiveRequest, LiveRequests
+
 COMPLETIONS = "/v1/completions"
 # The harness's clock moves by a millisecond a look.
 AT_ONCE = {"max_total_s": 0}
@@ -40,6 +43,36 @@ def test_an_answer_that_has_begun_ends_with_the_text_that_there_is(stream: bool)
         harness.assert_all_returned()
 
     run()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_is_late_is_incomplete(stream: bool) -> None:
+    @async_test
+    async def run() -> None:
+        harness = make_harness()
+        harness.executor.before_pass = lambda number: harness.gate.shut() if number == 3 else None
+        async with in_process(harness) as client:
+            body = {"input": "x", "stream": stream, "max_total_s": 1}
+            asked = asyncio.create_task(client.post("/v1/responses", json=body))
+            await eventually(lambda: harness.engine.stats.generation_tokens == 3)
+            await look_until_ended(harness)
+            answer = await asked
+            harness.gate.open()
+
+        told = answer.json() if not stream else _last_event(answer)["response"]
+        assert (told["status"], told["incomplete_details"]) == (
+            "incomplete",
+            {"reason": "deadline"},
+        )
+        assert len(told["output"][0]["content"][0]["text"]) == 3
+
+    run()
+
+
+def _last_event(answer: httpx.Response) -> dict[str, Any]:
+    *_, last, rest = answer.text.split("\n\n")
+    assert rest == ""
+    return json.loads(last.split("\ndata: ")[1])
 
 
 def _choices(answer: httpx.Response, stream: bool) -> list[dict[str, Any]]:
@@ -76,6 +109,33 @@ def test_one_that_has_not_begun_is_told_so(stream: bool) -> None:
         harness.assert_all_returned()
 
     run()
+
+
+def test_limits_of_those_who_have_ended_are_not_kept_for_their_time() -> None:
+    live = LiveRequests()
+    most = 0
+    for number in range(1_000):
+        request = LiveRequest(f"r{number}", 1, arrival_ns=number)
+        live.add(request, [(request.id, Nobody())])
+        live.limit(request, 86_400)
+        most = max(most, live.num_limits)
+        if number % 100:
+            live.remove(request.samples[request.id])
+    late = live.take_overdue(10**15)
+
+    # Eleven live at most: one in a hundred, and the one that has just come.
+    assert most <= 2 * 11 + MIN_LIMITS_KEPT
+    assert [request.id for request, _ in late] == [f"r{number}" for number in range(0, 1_000, 100)]
+
+
+class Nobody:
+    """Who listens to a request of which nothing comes."""
+
+    def admitted(self, num_cached_tokens: int) -> None: ...
+
+    def push(self, output: TokenOutput, *, is_stop_token: bool) -> None: ...
+
+    def end(self, ending: Ending) -> None: ...
 
 
 @async_test

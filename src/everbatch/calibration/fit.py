@@ -92,7 +92,7 @@ def fit_counts(counts: Array, times: Array, num_steps: Array) -> Fit:
             break
     errors = _standard_errors(columns, scaled, weights, spread)
     is_outlier = np.abs(residuals) > OUTLIER * spread
-    prices = {name: _rounded(price) for name, price in zip(PRICES, scaled / scale, strict=True)}
+    prices = {name: rounded(price) for name, price in zip(PRICES, scaled / scale, strict=True)}
     return Fit(
         Prices(**prices),
         {
@@ -170,5 +170,6 @@ def _standard_errors(columns: Array, prices: Array, weights: Array, spread: floa
     return errors
 
 
-def _rounded(price: float) -> float:
+def rounded(price: float) -> float:
+    """Give a price as it is told."""
     return float(f"{price:.{DIGITS}g}")

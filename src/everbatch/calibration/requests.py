@@ -1,11 +1,7 @@
-"""Makes a profile of a log of requests: the simulator says what was done, the log how long it took.
+"""Makes a profile of a log of requests: fits to the first that end, and predicts the others.
 
-From when a request came to its first token, and from there to its last, the engine ran steps. A
-simulated run of the same requests tells which: so many without a prompt, so many decodes, tokens,
-pairs. The sum of their prices is what the log says it took, one equation a stamp, linear in the
-prices. What runs when depends on the prices a little, so the run is repeated with those that were
-found until they hold. Belongs here: equations, rounds, errors on what was not seen. Not here:
-arithmetic (fit), runs (request_runs), reading (request_log).
+Belongs here: what is seen and what is not, errors, what is told. Not here: prices (request_rounds),
+runs (request_runs), reading (request_log). Called by the command line.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +12,9 @@ import numpy as np
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import counted
 from everbatch.calibration.data_sheet import sheet_prices
-from everbatch.calibration.fit import PRICES, Array, fit_counts
+from everbatch.calibration.fit import PRICES
 from everbatch.calibration.request_log import RecordedRequest, RequestLog
+from everbatch.calibration.request_rounds import MIN_REQUESTS, Rounds
 from everbatch.calibration.request_runs import RecordedRun, SimulatedStamps, run_requests
 from everbatch.costs.fitted import FittedStepTime, Prices, Region
 from everbatch.costs.profile import Profile
@@ -25,14 +22,6 @@ from everbatch.workload.scenario import Scenario
 
 SHARE = 0.35
 """Of the requests, in the order in which they ended: those that are fitted to."""
-MIN_REQUESTS = 20
-MAX_ROUNDS = 12
-SETTLED = 1e-3
-"""Prices hold if no stamp moves by more than this fraction."""
-LEANING = 1.0
-"""A price of the data sheet counts as so many stamps."""
-SPARE_TIME = 1.5
-"""A run may be so many times as long as what was recorded before it is given up."""
 MEASURES = ("ttft", "tpot", "e2e")
 POINTS = ("mean", "p50", "p90", "p95", "p99")
 
@@ -94,9 +83,11 @@ def calibrate_requests(
     """
     cut = _cut(log, share)
     sheet = sheet_prices(scenario.hardware, scenario.model)
-    fit = _Rounds(log, scenario, cut, sheet, tell)
-    prices, num_rounds = fit.settle(sheet or _rough_prices(log.requests))
-    whole = run_requests(scenario, log.requests, _step_time(prices), has_queued=log.has_queued)
+    rounds = Rounds(log, scenario, cut, sheet, tell)
+    prices, num_rounds = rounds.settle(sheet or _rough_prices(log.requests))
+    whole = run_requests(
+        scenario, log.requests, FittedStepTime(prices, Region()), has_queued=log.has_queued
+    )
     seen = [w for w, end in zip(whole.record.works, whole.record.ends, strict=True) if end <= cut]
     region = Region.of(seen)
     held_out = [one.last_ns > cut for one in log.requests]
@@ -163,82 +154,6 @@ def stamp_errors(
     }
 
 
-class _Rounds:
-    """Repeats runs and fits until the prices hold."""
-
-    def __init__(
-        self,
-        log: RequestLog,
-        scenario: Scenario,
-        cut: int,
-        sheet: Prices | None,
-        tell: Callable[[int], None] | None,
-    ) -> None:
-        self._log = log
-        self._tell = tell
-        self._scenario = scenario
-        self._cut = cut
-        self._sheet_rows, self._sheet_times = _leaning(sheet)
-
-    def settle(self, prices: Prices) -> tuple[Prices, int]:
-        """Give the prices whose run is nearest to what was recorded, and how many runs it took."""
-        best, least = prices, np.inf
-        for num_rounds in range(1, MAX_ROUNDS + 1):
-            if self._tell is not None:
-                self._tell(num_rounds - 1)
-            counts, times, simulated = self._equations(self._run(prices))
-            error = float(np.minimum(np.abs(simulated / times - 1), 1).mean())
-            if error < least:
-                best, least = prices, error
-            found = self._fit(counts, times)
-            moved = np.abs((counts * _vector(found)).sum(axis=1) / simulated - 1)
-            if moved.max() < SETTLED or num_rounds == MAX_ROUNDS:
-                break
-            prices = found
-        return best, num_rounds
-
-    def _run(self, prices: Prices) -> RecordedRun:
-        return run_requests(
-            self._scenario,
-            self._log.requests,
-            _step_time(prices),
-            round(SPARE_TIME * self._cut),
-            has_queued=self._log.has_queued,
-        )
-
-    def _fit(self, counts: Array, times: Array) -> Prices:
-        """Fit to the stamps and, weakly, to the data sheet."""
-        weights = np.full(len(times) + len(self._sheet_times), LEANING)
-        weights[: len(times)] = 1.0
-        rows = np.vstack([counts, self._sheet_rows])
-        return fit_counts(rows, np.concatenate([times, self._sheet_times]), weights).prices
-
-    def _equations(self, run: RecordedRun) -> tuple[Array, Array, Array]:
-        """Give what was done for each stamp [stamp, price], how long it took, and takes there.
-
-        A stamp that the run had not reached when it was given up is left out.
-        """
-        rows: list[Array] = []
-        times: list[tuple[int, int]] = []
-        for one, stamp in zip(self._log.requests, run.stamps, strict=True):
-            if one.first_ns > self._cut or stamp.first_ns is None:
-                continue
-            first = run.done_until(stamp.first_ns)
-            rows.append(first - run.done_until(stamp.queued_ns))
-            times.append((one.ttft_ns, stamp.first_ns - stamp.queued_ns))
-            if one.last_ns <= self._cut and stamp.last_ns is not None and one.decode_ns:
-                rows.append(run.done_until(stamp.last_ns) - first)
-                times.append((one.decode_ns, stamp.last_ns - stamp.first_ns))
-        if len(rows) < MIN_REQUESTS:
-            raise ConfigError(
-                f"{self._log.name}: the engine of this scenario reaches {len(rows):,} of its "
-                f"stamps in time, a fit needs {MIN_REQUESTS}: are num_blocks, max_num_seqs and "
-                "max_num_batched_tokens those of the engine that wrote the log?"
-            )
-        recorded, simulated = np.array(times, dtype=np.float64).T
-        return np.array(rows), recorded, np.maximum(simulated, 1.0)
-
-
 def _cut(log: RequestLog, share: float) -> int:
     """Give the moment by which so many requests had ended, or more, if several did at once."""
     ends = sorted(one.last_ns for one in log.requests)
@@ -252,15 +167,6 @@ def _cut(log: RequestLog, share: float) -> int:
     return ends[number - 1]
 
 
-def _leaning(sheet: Prices | None) -> tuple[Array, Array]:
-    """Give each price of the data sheet as a measurement of itself alone."""
-    if sheet is None:
-        return np.zeros((0, len(PRICES))), np.zeros(0)
-    prices = _vector(sheet)
-    told = np.flatnonzero(prices)
-    return np.diag(1e9 / np.maximum(prices, 1e-9))[told], np.full(len(told), 1e9)
-
-
 def _rough_prices(requests: Sequence[RecordedRequest]) -> Prices:
     """Give prices to start from where no data sheet is known.
 
@@ -270,14 +176,6 @@ def _rough_prices(requests: Sequence[RecordedRequest]) -> Prices:
     step = min(gaps, default=1e6)
     token = min(one.ttft_ns / one.spec.prompt.num_tokens for one in requests)
     return Prices(step, step, prompt_token=token / 2)
-
-
-def _vector(prices: Prices) -> Array:
-    return np.array([getattr(prices, name) for name in PRICES])
-
-
-def _step_time(prices: Prices) -> FittedStepTime:
-    return FittedStepTime(prices, Region())
 
 
 def _at(times: Sequence[float], point: str) -> float:

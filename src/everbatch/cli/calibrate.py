@@ -20,12 +20,8 @@ from everbatch import __version__
 from everbatch.base.errors import ConfigError
 from everbatch.calibration.calibrate import Calibration, calibrate
 from everbatch.calibration.request_log import is_request_log, read_request_log
-from everbatch.calibration.requests import (
-    MAX_ROUNDS,
-    SHARE,
-    RequestCalibration,
-    calibrate_requests,
-)
+from everbatch.calibration.request_rounds import MAX_ROUNDS
+from everbatch.calibration.requests import SHARE, RequestCalibration, calibrate_requests
 from everbatch.calibration.steps import MeasuredLog, read_log
 from everbatch.cli.output_files import OutputFiles, is_same_file
 from everbatch.cli.run_progress import rounds_progress

@@ -69,12 +69,16 @@ class Leaps:
         self._lasting = _lasting_obstacles(config)
 
     def note_plan(self, draft: Draft) -> None:
-        """Remember whether whoever waits would be told the same by the next plan."""
+        """Remember whether whoever waits would be told the same by the next plan.
+
+        Not where others who wait hold blocks: they may lose them while nobody ends.
+        """
         head = draft.head
         lasts = (
             head is not None
             and draft.rest_of_queue is BEHIND_HEAD
             and not draft.victims
+            and not self._state.tail_holders
             and draft.deferred[head].reason in self._lasting
         )
         self._blocked_head = head if lasts else None
@@ -87,6 +91,7 @@ class Leaps:
         needing = self._needing_blocks()
         if len(needing) > state.pool.num_allocatable:
             return False
+        state.num_deferred_calls = 0
         released, joined = self._join_idle()
         while len(needing) <= state.pool.num_allocatable:
             if not self._run_stretch(run, needing, released, joined):
@@ -195,8 +200,7 @@ class Leaps:
         if head is None:
             return True
         # Whoever has left may have made room for it.
-        has_room = state.released_slots or state.tail_holders
-        return head is self._blocked_head and not has_room
+        return head is self._blocked_head and not state.released_slots
 
 
 def _lasting_obstacles(config: SchedulerConfig) -> tuple[DeferReason, ...]:

@@ -48,7 +48,7 @@ class Fields:
     def __init__(self, values: Mapping[str, Json], path: str = "") -> None:
         self._left = dict(values)
         self._path = path
-        self._known: list[str] = []
+        self.known: list[str] = []
         """What was asked for, which is what somebody may have meant."""
 
     def name(self, field: str) -> str:
@@ -56,7 +56,7 @@ class Fields:
 
     def take(self, field: str) -> Json:
         """Take a field's value as it is; None if absent or null."""
-        self._known.append(field)
+        self.known.append(field)
         return self._left.pop(field, None)
 
     def has(self, field: str) -> bool:
@@ -133,7 +133,7 @@ class Fields:
     def end(self) -> None:
         """Refuse whatever nobody took."""
         for field in self._left:
-            close = get_close_matches(field, self._known, 1)
+            close = get_close_matches(field, self.known, 1)
             way_out = f"did you mean {close[0]}?" if close else "check its spelling or leave it out"
             raise bad_request(
                 f"unknown field {self.name(field)!r}: {way_out}",

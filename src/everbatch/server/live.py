@@ -7,13 +7,16 @@ here: what happens to them (bridge.py).
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from everbatch.base.units import NS_PER_S
 from everbatch.engine.engine import TokenOutput
 from everbatch.scheduler.admission import Rejection
 from everbatch.scheduler.request import FinishReason
+
+MIN_LIMITS_KEPT = 64
+"""Of requests that have ended: a day's limits would be millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +173,16 @@ class LiveRequests:
 
     def limit(self, request: LiveRequest, seconds: float) -> None:
         """Let a request live for so long."""
+        if len(self._limits) >= 2 * len(self._requests) + MIN_LIMITS_KEPT:
+            self._limits = [limit for limit in self._limits if limit[1] in self._requests]
+            heapify(self._limits)
         last_ns = request.arrival_ns + int(seconds * NS_PER_S)
         heappush(self._limits, (last_ns, request.id, seconds))
+
+    @property
+    def num_limits(self) -> int:
+        """Limits that are kept: at most some more than twice as many as there are requests."""
+        return len(self._limits)
 
     def take_overdue(self, now_ns: int) -> list[tuple[LiveRequest, float]]:
         """Take out those whose limit has passed and who live still, with their limits."""

@@ -60,7 +60,16 @@ _COMMON: dict[str, Any] = {
     },
     "include_stop_str_in_output": _BOOLEAN,
     "skip_special_tokens": {"type": "boolean", "default": True},
-    "user": {"type": "string"},
+    **{
+        label: {"type": "string", "maxLength": 512, "description": "Has no effect."}
+        for label in ("user", "safety_identifier", "prompt_cache_key")
+    },
+    "metadata": {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "maxProperties": 16,
+        "description": "Has no effect.",
+    },
     "n": {"type": "integer", "minimum": 1, "maximum": 128, "default": 1},
     "priority": {
         "type": "integer",
@@ -272,7 +281,11 @@ RESPONSES = _operation(
             "items": {"const": "message.output_text.logprobs"},
         },
         "top_logprobs": _LOGPROBS,
-        "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+        "stream_options": {
+            "type": "object",
+            "properties": {"include_obfuscation": {"const": False}},
+            "additionalProperties": False,
+        },
         "chat_template_kwargs": {"type": "object"},
     },
     {name: schema for name, schema in _COMMON.items() if name not in _ELSEWHERE},

@@ -22,8 +22,15 @@ from everbatch.server.generation import Choice
 from everbatch.server.logprobs import ChatLogprobs, Logprobs, PromptScores
 from everbatch.tokenizer.tokenizer import Tokenizer
 
-# How a finish reason is told, of the response and of its message.
-_STATUS = {"stop": "completed", "length": "incomplete", "abort": "cancelled"}
+# How a finish reason is told.
+_STATUS = {
+    "stop": "completed",
+    "length": "incomplete",
+    "deadline": "incomplete",
+    "abort": "cancelled",
+}
+# Why an answer is not whole. OpenAI knows nothing like a deadline.
+_INCOMPLETE = {"length": "max_output_tokens", "deadline": "deadline"}
 
 _encoder = msgspec.json.Encoder()
 
@@ -52,7 +59,7 @@ class ResponsesApi:
     ) -> dict[str, Any]:
         """Give the response object; without a message it is in progress."""
         status = "in_progress" if message is None else message.status
-        is_cut = status == "incomplete"
+        reason = None if message is None else _INCOMPLETE.get(message.finish_reason)
         return {
             "id": head.id,
             "object": "response",
@@ -60,7 +67,7 @@ class ResponsesApi:
             "status": status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "incomplete_details": None if reason is None else {"reason": reason},
             "model": head.model,
             "output": [] if message is None else [message.item()],
             "parallel_tool_calls": False,
@@ -83,6 +90,7 @@ class Message:
         self._id = message_id(head)
         self.text = text
         self.logprobs = [] if logprobs is None else logprobs["content"]
+        self.finish_reason = finish_reason
         self.status = _STATUS[finish_reason]
 
     def part(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from everbatch.server.fields import Json
 from everbatch.tokenizer.chat_template import ChatTemplate
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_NO_JSON = ("<function=", "<arg_key>")
 _ANY_ARGUMENTS: dict[str, Json] = {"type": "object"}
 
 
@@ -76,8 +77,10 @@ def style_of(template: ChatTemplate) -> ToolStyle | None:
     if not template.mentions("tools"):
         return None
     if template.mentions(OPEN):
-        return ToolStyle.TAGGED
-    return ToolStyle.BARE if template.mentions('"parameters"') else None
+        # Others write XML between the same tags (Qwen 3 Coder, GLM 4.5).
+        is_json = template.mentions("arguments") and not any(map(template.mentions, _NO_JSON))
+        return ToolStyle.TAGGED if is_json else None
+    return ToolStyle.BARE if template.mentions('"parameters": dictionary') else None
 
 
 def finder_of(style: ToolStyle, tools: Sequence[Tool]) -> CallFinder:

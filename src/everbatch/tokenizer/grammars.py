@@ -163,6 +163,14 @@ def _compiled(kind: str, text: str, vocabulary: "LLTokenizer") -> "LLMatcher":
         raise _cannot_be(kind, str(error)) from None
     if matcher.is_error():
         raise _cannot_be(kind, matcher.get_error())
+    # Lexers are built with the first mask, which may take seconds, and kept for all copies. Here
+    # nobody but this form's request waits for them.
+    probe = matcher.deep_copy()
+    mask = probe.compute_bitmask()
+    if probe.is_error():
+        raise _cannot_be(kind, probe.get_error())
+    if not any(mask):
+        raise _cannot_be(kind, "no text is of this form")
     return matcher
 
 

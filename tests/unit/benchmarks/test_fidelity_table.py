@@ -51,6 +51,7 @@ def test_the_settings_are_those_of_the_recorded_engine():
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not table.TRACES.is_dir(), reason="no recorded data beside the repository")
 def test_every_promise_holds_on_the_recorded_data():
     missed = [

@@ -10,8 +10,9 @@ from command_line import everbatch
 from everbatch.base.errors import ConfigError
 from everbatch.calibration.data_sheet import sheet_prices
 from everbatch.calibration.request_log import RecordedRequest, RequestLog
+from everbatch.calibration.request_rounds import MAX_ROUNDS
 from everbatch.calibration.request_runs import run_requests
-from everbatch.calibration.requests import MAX_ROUNDS, calibrate_requests
+from everbatch.calibration.requests import calibrate_requests
 from everbatch.costs.device import Device
 from everbatch.costs.fitted import FittedStepTime, Prices, Region
 from everbatch.costs.model import Model
@@ -152,6 +153,18 @@ def test_a_data_sheet_that_is_off_costs_little(rates):
 
     assert leaning.sheet is not None
     assert max(abs(of["mean"]) for of in leaning.errors["held out"].values()) < 0.03
+
+
+def test_prices_far_off_do_not_swing_from_too_cheap_to_too_dear():
+    """Cheap steps hold few requests, dear ones many: without damping each fit goes too far."""
+    busy = scenario(rate=20, requests=60)
+    device = Device(flops=3 * 1.25e12, memory_bandwidth=3 * 1.25e12)
+
+    made = calibrate_requests(
+        recorded(busy), replace(busy, hardware=device, model=MODEL), "1.2.3", share=0.4
+    )
+
+    assert max(abs(of["mean"]) for of in made.errors["held out"].values()) < 0.05
 
 
 @pytest.mark.parametrize("lacking", ["flops", "memory_bandwidth"])

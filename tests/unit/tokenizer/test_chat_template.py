@@ -200,3 +200,120 @@ def test_template_of_a_gguf_file_gets_the_names_of_its_tokens():
 
     assert text == "<|im_start|>hi<|im_end|>"
     assert tokenizer.encode(text)[0] == 1
+
+
+# In the manner of Qwen 2.5 and 3: signatures in the system message, calls between tags.
+QWEN_TOOLS = """{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson + "\\n" }}
+    {%- endfor %}
+    {{- '{"name": <function-name>, "arguments": <args-json-object>} in <tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\\n<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
+            {%- if tool_call.arguments is string %}
+                {{- tool_call.arguments }}
+            {%- else %}
+                {{- tool_call.arguments | tojson }}
+            {%- endif %}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+# In Llama 3.1's manner: signatures in the first message of the user, one bare call a message.
+LLAMA_TOOLS = """{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- if tools is not none %}
+    {{- '{"name": function name, "parameters": dictionary of argument name and its value}\\n' }}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) + "\\n" }}
+    {%- endfor %}
+    {{- messages[0]['content'] | trim + "<|eot_id|>" }}
+    {%- set messages = messages[1:] %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
+        {{- message['role'] + ': ' + message['content'] + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}
+            {{- raise_exception("This model only supports single tool-calls at once!") }}
+        {%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '{"name": "' + tool_call.name + '", "parameters": ' }}
+        {{- tool_call.arguments | tojson + "}<|eot_id|>" }}
+    {%- else %}
+        {{- "ipython: " }}
+        {%- if message.content is mapping or message.content is iterable %}
+            {{- message.content | tojson }}
+        {%- endif %}
+        {{- "<|eot_id|>" }}
+    {%- endif %}
+{%- endfor %}
+"""
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"a": "ж"}}}
+
+
+def test_tools_calls_and_results_in_qwen_s_manner():
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
+    results = [{"role": "tool", "content": text, "tool_call_id": "c"} for text in ("one", "two")]
+    text = render(QWEN_TOOLS, message("Hi"), called, *results, tools=[TOOL])
+
+    call = '\n<tool_call>\n{"name": "weather", "arguments": {"a": "ж"}}\n</tool_call>'
+    assert text == (
+        '<|im_start|>system\n# Tools\n{"type": "function", "function": {"name": "weather", '
+        '"parameters": {"type": "object"}}}\n'
+        '{"name": <function-name>, "arguments": <args-json-object>} in <tool_call><|im_end|>\n'
+        f"<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant{call}{call}<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n"
+        "</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_tools_calls_and_results_in_llama_s_manner():
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    result = {"role": "tool", "content": "sunny", "tool_call_id": "c"}
+    text = render(LLAMA_TOOLS, message(" Hi "), called, result, tools=[TOOL])
+
+    head, rest = text.split("value}\n")
+    assert head.startswith('{"name": function name')
+    assert '    "type": "function",\n' in rest
+    assert rest.endswith(
+        'Hi<|eot_id|>{"name": "weather", "parameters": {"a": "ж"}}<|eot_id|>ipython: '
+        '"sunny"<|eot_id|>'
+    )
+    twice = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
+    with pytest.raises(InvalidRequest, match="single tool-calls"):
+        render(LLAMA_TOOLS, message("Hi"), twice, tools=[TOOL])
+
+
+def test_no_tools_are_none_to_a_template():
+    assert render("{{ tools is none }}", tools=[]) == "True"
+    assert render("{{ tools is none }}") == "True"
+
+
+def test_templates_are_searched_for_words():
+    template = ChatTemplate("{{ tools }}")
+
+    assert template.mentions("tools")
+    assert not template.mentions("functions")
+    assert not ChatTemplate(None).mentions("")

@@ -4,11 +4,15 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from server.fakes import EOS, byte_tokenizer
+from vocabularies import byte_level, sentence_piece
 
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.structured_outputs import StructuredOutputsParams
 from everbatch.tokenizer.grammars import Constraint, Grammars
+from everbatch.tokenizer.tokenizer import Tokenizer
 
 VOCAB_SIZE = 300  # The network pads its vocabulary.
 OTHER_END = 299
@@ -134,6 +138,8 @@ def test_what_does_not_fit_allows_nothing_and_says_so() -> None:
         ({"json": {"not": {"type": "string"}}}, "the JSON schema cannot be followed"),
         ({"json": "nonsense"}, "the JSON schema cannot be followed"),
         ({"json": "[]"}, "the JSON schema cannot be followed"),
+        ({"json": {"$ref": "#"}}, "the JSON schema cannot be followed"),
+        ({"json": '{"items":' * 5_000}, "the JSON schema cannot be followed"),
         ({"grammar": "nonsense %%% ::"}, "the grammar cannot be followed"),
         ({"grammar": "root ::= unknown"}, "the grammar cannot be followed"),
     ],
@@ -176,3 +182,39 @@ def test_wish_out_of_range_is_refused(form: dict[str, Any], words: str) -> None:
 def test_longest_wish_and_most_choices_go() -> None:
     StructuredOutputsParams(regex="a" * 262_144)
     StructuredOutputsParams(choice=["a"] * 1_024)
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), sentence_piece()], ids=["bytes", "pieces"])
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_any_walk_through_a_form_writes_a_text_of_it(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    """Tokens of several bytes, halves of characters, pieces with a space before them."""
+    eos = tokenizer.eos_token_id
+    assert eos is not None
+    wanted = StructuredOutputsParams(
+        json={
+            "type": "object",
+            "properties": {"the": {"enum": ["quick", "Größe 漢字", "😀"]}, "n": {"maxLength": 3}},
+            "required": ["the"],
+            "additionalProperties": False,
+            "x-guidance": {"whitespace_pattern": " ?"},
+        }
+    )
+    constraint = Grammars(tokenizer, tokenizer.vocab_size, (eos,)).start(wanted)
+    outputs: list[int] = []
+    for _ in range(200):
+        mask = constraint.allowed(outputs)
+        ids = [one for one in range(tokenizer.vocab_size) if mask[one >> 3] >> (one & 7) & 1]
+        assert ids, (constraint.error, tokenizer.decode(outputs, at_start=False))
+        token_id = data.draw(st.sampled_from(ids))
+        if token_id == eos:
+            break
+        outputs.append(token_id)
+    else:
+        return  # A number may have any number of digits.
+
+    value = json.loads(tokenizer.decode(outputs, at_start=False))
+    assert value["the"] in ("quick", "Größe 漢字", "😀")
+    assert set(value) <= {"the", "n"}

@@ -24,16 +24,21 @@ from everbatch.executors.model.sampling_state import ConstraintMaker, SamplingSt
 from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
-from everbatch.kernels.sampling import SampledTokens, sample
+from everbatch.kernels.sampling import SampledTokens, SamplingRows
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import Admission, StepOutcome, StepPlan
 
 
 class Network(Protocol):
-    """A model: packed batch in, logits of the rows that sample out."""
+    """A model: packed batch in, tokens of the rows that sample out, or their logits."""
 
+    @property
+    def vocab_size(self) -> int: ...
     def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...
     def forward(self, batch: PackedBatch, kv: KVStorage) -> Floats: ...
+    def sample(
+        self, batch: PackedBatch, kv: KVStorage, logits_of: Int32s, rows: SamplingRows
+    ) -> SampledTokens: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,16 +111,15 @@ class ModelExecutor:
         parts = scored_parts(plan, step, self._request_in, self._batch.token_ids)
         if parts:
             step = with_scored_rows(step, parts)
-        logits = self._network.forward(step.batch, self._kv)[step.logits_of]
         rows = self._sampling.rows(
             step.sampling_slots,
             self._batch.num_tokens,
             self._batch.token_ids,
-            logits.shape[1],
+            self._network.vocab_size,
         )
         if parts:
             rows = with_forced_rows(rows, parts)
-        sampled = sample(logits, rows)
+        sampled = self._network.sample(step.batch, self._kv, step.logits_of, rows)
         if parts:
             sampled = note_scores(sampled, len(step.sampling_slots), parts)
         self._batch.commit(plan, step.sampling_slots, sampled.token_ids)
