@@ -166,7 +166,9 @@ class Crowd:
         elif kind < 0.15:
             # One pass, or several in a row: then somebody fails again alone.
             first = world.executor.num_steps + 1
-            world.executor.failing_steps = frozenset(range(first, first + draw.choice([1, 1, 2, 4])))
+            world.executor.failing_steps = frozenset(
+                range(first, first + draw.choice([1, 1, 2, 4]))
+            )
         elif kind < 0.18 and self.clients:
             world.executor.failing_outputs[self._somebody()] = draw.randint(1, 6)
         elif kind < 0.22:

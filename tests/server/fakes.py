@@ -167,7 +167,7 @@ class SpeakingExecutor:
             self._decodes.pop(slot, None)
         for slot in plan.left:
             del self._decodes[slot]
-        for admission in plan.admitted:
+        for admission in (*plan.restated, *plan.admitted):
             assert isinstance(admission.payload, EngineRequest)
             _score(admission.payload)
             self._slots[admission.slot] = Speaker(

@@ -26,9 +26,9 @@ from everbatch.tokenizer.text_stream import TextStream
 COMPLETIONS = "/v1/completions"
 
 
-def _raise_at(number: int, error: Exception) -> Callable[[int], None]:
+def _raise_at(number: int, error: Exception, times: int = 1) -> Callable[[int], None]:
     def before_pass(current: int) -> None:
-        if current == number:
+        if number <= current < number + times:
             raise error
 
     return before_pass
@@ -114,9 +114,21 @@ async def test_error_event_is_followed_by_the_end_of_the_stream() -> None:
 
 
 @async_test
-async def test_failed_pass_ends_its_requests_only_and_the_server_goes_on() -> None:
+async def test_a_pass_that_fails_once_is_tried_again_and_nobody_notices() -> None:
     harness = make_harness()
     harness.executor.before_pass = _raise_at(2, ExecutorError("out of memory"))
+    async with openai_client(harness) as client:
+        answer = await client.completions.create(model=MODEL, prompt="x")
+
+    assert answer.choices[0].text == reply_to(b"x")
+    assert harness.engine.stats.num_finished == {"stop": 1}
+    harness.assert_all_returned()
+
+
+@async_test
+async def test_who_fails_again_alone_gets_an_error_and_the_server_goes_on() -> None:
+    harness = make_harness()
+    harness.executor.before_pass = _raise_at(2, ExecutorError("out of memory"), times=2)
     async with openai_client(harness) as client:
         with pytest.raises(InternalServerError, match="out of memory"):
             await client.completions.create(model=MODEL, prompt="x")

@@ -8,7 +8,9 @@ import httpx
 import pytest
 from server.fakes import async_test, eventually, in_process, make_harness, reply_to
 
+from everbatch.base.errors import ExecutorError
 from everbatch.base.units import NS_PER_S
+from everbatch.server.failed_steps import MANY_IN_A_ROW, REMEMBERED_S, FailedSteps
 from everbatch.server.progress import Progress
 
 COMPLETIONS = "/v1/completions"
@@ -104,6 +106,48 @@ async def test_who_waits_for_a_step_that_hangs_gets_503_and_who_runs_goes_on() -
     assert whole.json()["choices"][0]["text"] == reply_to(b"a")
     assert 'request_aborted_total{cause="hang",model_name="toy"} 2.0' in samples
     assert harness.engine.stats.num_finished == {"stop": 1}
+    harness.assert_all_returned()
+
+
+def test_many_failures_in_a_row_are_remembered_until_one_step_succeeds_or_for_a_while() -> None:
+    clock = HandClock()
+    steps = FailedSteps(clock)
+    for _ in range(MANY_IN_A_ROW - 1):
+        steps.note(failed=True)
+    few = steps.many()
+    steps.note(failed=True)
+    many = steps.many()
+    clock.now = round(REMEMBERED_S * NS_PER_S)
+    later = steps.many()
+    steps.note(failed=True)
+    again = steps.many()
+    steps.note(failed=False)
+
+    assert (few, many, later, again) == (None, MANY_IN_A_ROW, None, MANY_IN_A_ROW + 1)
+    assert steps.many() is None
+
+
+@async_test
+async def test_steps_that_fail_again_and_again_turn_readiness_off_until_one_succeeds() -> None:
+    harness = make_harness()
+    broken = True
+
+    def fail(number: int) -> None:
+        if broken:
+            raise ExecutorError("out of memory")
+
+    harness.executor.before_pass = fail
+    async with in_process(harness) as client:
+        answers = [await client.post(COMPLETIONS, json={"prompt": "x"}) for _ in range(3)]
+        unready = await client.get("/ready")
+        health = await client.get("/health")
+        broken = False
+        served = await client.post(COMPLETIONS, json={"prompt": "x"})
+        ready = await client.get("/ready")
+
+    assert {answer.status_code for answer in answers} == {500}
+    assert (unready.status_code, unready.json()["error"]["code"]) == (503, "steps_fail")
+    assert (health.status_code, served.status_code, ready.status_code) == (200, 200, 200)
     harness.assert_all_returned()
 
 

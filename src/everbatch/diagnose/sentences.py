@@ -172,6 +172,11 @@ class Teller:
                     "and admits nobody",
                     ["the step after the last one that preempts considers it again"],
                 )
+            case "trial":
+                return (
+                    "a step failed, and others had this one for themselves, to find out by whose row",
+                    ["it gets a step for itself, or goes on once nobody is left to try"],
+                )
             case "sequence_budget":
                 slots = counted(wait.needed, "slot")
                 limit = self.config["max_num_seqs"]

@@ -88,7 +88,7 @@ class StepResult:
     events: list[Event] = field(default_factory=list)
     plan: StepPlan | None = None
     error: str | None = None
-    """Why the forward pass failed, if it did; those who held slots ended with ERROR. Or why nobody
+    """Why the forward pass failed, if it did; it is tried again in parts. Or why nobody
     can run, now or later, by a bug of ours; the first who waits ended with ERROR."""
 
 

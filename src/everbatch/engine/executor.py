@@ -9,8 +9,8 @@ What can go wrong in a pass, and what follows:
 - One row (its logits are no finite numbers): `outcome.failed` names its slot; that request ends
   with `error`, all others go on.
 - One pass, by the world's fault (no memory for a step of this size, a lost device): ExecutorError.
-  The step is rolled back, those who held slots end with `error`, the engine goes on with the next
-  plan.
+  The step is rolled back and tried again in parts; who fails again alone ends with `error`, all
+  others go on (scheduler/trials.py).
 - Anything else, an assertion or an index out of range, is a bug: nobody knows what is still true of
   slots and blocks. It passes through Engine.step, and the engine is not used again; the server
   answers everybody and its /health says 503.

@@ -68,7 +68,7 @@ Known = Mapping[Request, Deferral]
 
 
 BEHIND_HEAD = Deferral(DeferReason.BEHIND_HEAD, 0, 0)
-TRIED_APART = Deferral(DeferReason.COOLDOWN, 0, 0)
+TRIED_APART = Deferral(DeferReason.TRIAL, 0, 0)
 """Others have the step for themselves, since one before it failed."""
 
 

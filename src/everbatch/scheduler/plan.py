@@ -19,6 +19,7 @@ from typing import Protocol
 class DeferReason(Enum):
     """Why a live request got no token in a step; if several hold, the first of this order.
 
+    TRIAL: a step before this one failed, and others have this one for themselves (trials.py).
     PREFILL_SHARE is a decode's: the step's tokens were kept for prompts. TENANT_SHARE and HOST_TIER
     have a place in the order and never bind today: a tenant that must wait stands behind the head,
     and a host tier without room means recomputing (docs/decisions/0011).
@@ -27,6 +28,7 @@ class DeferReason(Enum):
     STATIC_BATCH = "static_batch"
     BEHIND_HEAD = "behind_head"
     COOLDOWN = "cooldown"
+    TRIAL = "trial"
     SEQUENCE_BUDGET = "sequence_budget"
     TENANT_SHARE = "tenant_share"
     PREFILL_SHARE = "prefill_share"

@@ -1,8 +1,8 @@
 """Finding out whose row makes passes fail, so that nobody else pays for it.
 
-A pass fails as a whole: nobody knows by which of its rows, or whether by any. So it is tried again
-without those who joined in it, then each of them alone; if that fails too, every row alone. Who
-fails again alone ends with an error, all others lose time only. Groups are tried in order, one a step, until none is left or
+A pass fails as a whole: nobody knows by which of its rows, or whether by any. So it is tried once
+more without those who were admitted in it, then each of them alone; if a group fails again, every
+row of it alone. Who fails alone then ends with an error, all others lose time only. Groups are tried in order, one a step, until none is left or
 those left cannot run; then plans are made as always. Called by Scheduler and Planner.
 """
 
@@ -24,8 +24,9 @@ def rows_of(draft: Draft, members: Sequence[Request]) -> Group:
 
 def groups_after(draft: Draft, rows: Group) -> list[Group]:
     """Give the groups to try after a step with these rows has failed."""
-    newcomers = [request for request in draft.admitted if request in rows]
+    if draft.num_tried:
+        return [{request: None} for request in rows]
     others = {request: None for request in rows if request not in draft.admitted}
-    if draft.num_tried == 0 and newcomers and others:
-        return [others, *({request: None} for request in newcomers)]
-    return [{request: None} for request in rows]
+    if not others:
+        return [rows]
+    return [others, *({request: None} for request in draft.admitted if request in rows)]

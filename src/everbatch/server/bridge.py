@@ -24,6 +24,7 @@ from everbatch.scheduler.admission import RejectReason
 from everbatch.scheduler.request import FinishReason
 from everbatch.server.engine_thread import Batch, EngineThread
 from everbatch.server.errors import ApiError, unavailable
+from everbatch.server.failed_steps import FailedSteps
 from everbatch.server.inbox import Inbox
 from everbatch.server.limits import LiveLimits
 from everbatch.server.live import (
@@ -82,6 +83,7 @@ class AsyncEngine:
         self._idle.set()
         self._hangs = False
         self.progress = Progress(clock, settings.step_timeout_s)
+        self._failed_steps = FailedSteps(clock)
         self._thread = EngineThread(engine, self._inbox, self.progress, self._deliver, self._die)
         self.metrics = metrics
         self.config = engine.config
@@ -145,6 +147,14 @@ class AsyncEngine:
         hung_s = self.progress.hung_s()
         if hung_s is not None:
             raise _hangs(hung_s)
+
+    def check_ready(self) -> None:
+        """Raise ApiError 503 unless new requests are taken and most likely answered."""
+        self.check_accepting()
+        num_failed = self._failed_steps.many()
+        if num_failed is not None:
+            told = f"the last {num_failed:,} steps failed; why is in the server's log"
+            raise unavailable(told, "steps_fail")
 
     def look(self) -> None:
         """See what the engine does not tell; to be called again and again.
@@ -241,8 +251,10 @@ class AsyncEngine:
             sample = self._live.sample(output.request_id)
             if sample is not None:
                 self._push(sample, output, now_ns, output.request_id in stopped)
+        if result.plan is not None or result.error is not None:
+            self._failed_steps.note(failed=result.error is not None)
         if result.error is not None:
-            logger.error("a step failed, its requests end: %s", result.error)
+            logger.error("a step failed and is tried again in parts: %s", result.error)
         else:
             self._log_failures(result)
         for request_id, reason in result.finished:

@@ -101,8 +101,8 @@ class _Routes:
         return Response(status_code=HTTPStatus.OK)
 
     async def ready(self) -> Response:
-        """200 with an empty body while requests are taken and the engine makes progress."""
-        self._served.engine.check_accepting()
+        """200 with an empty body while requests are taken and steps neither hang nor fail."""
+        self._served.engine.check_ready()
         return Response(status_code=HTTPStatus.OK)
 
     async def version(self) -> Response:

@@ -18,9 +18,9 @@ def test_a_pass_that_fails_once_costs_time_alone():
 
 
 def test_who_fails_again_alone_ends_with_an_error_and_the_others_go_on():
-    # Pass 3 fails with both rows, pass 4 with `a` alone; `b` then has a pass for itself.
+    # Passes 3 and 4 fail with both rows, pass 5 with `a` alone; `b` then has a pass for itself.
     clients = [client(id, 5, 6) for id in "abc"]
-    world = run_world(clients, max_num_seqs=2, failing_steps=[3, 4])
+    world = run_world(clients, max_num_seqs=2, failing_steps=[3, 4, 5])
 
     assert world.ends == {
         "a": [FinishReason.ERROR],
@@ -52,7 +52,11 @@ def test_if_that_fails_too_every_row_has_a_pass_for_itself():
 
     # Passes: all three, `a` and `b`, `a` alone. Then `b` alone, `c` alone, both.
     assert world.ends["a"] == [FinishReason.ERROR]
-    assert [(r.decodes, r.scheduled) for r in world.records[2:5]] == [(1, {}), (0, {"c": 5}), (2, {})]
+    assert [(r.decodes, r.scheduled) for r in world.records[2:5]] == [
+        (1, {}),
+        (0, {"c": 5}),
+        (2, {}),
+    ]
     for c in clients[1:]:
         assert world.texts[c.id] == alone(c)
 

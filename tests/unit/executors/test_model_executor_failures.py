@@ -98,7 +98,7 @@ def test_pass_without_memory_is_tried_again_and_nobody_notices() -> None:
 
 
 def test_who_finds_no_memory_again_alone_ends_and_the_engine_goes_on() -> None:
-    engine = make_engine({3: MemoryError(), 4: MemoryError()})
+    engine = make_engine({3: MemoryError(), 4: MemoryError(), 5: MemoryError()})
     for request_id, prompt in [("a", [1]), ("b", [10, 11]), ("c", [20, 21])]:
         add(engine, request_id, prompt, 4)
 

@@ -23,30 +23,31 @@ def failing(**fields) -> list[dict]:
     return [{"kind": "fail", **fields}]
 
 
-def test_whoever_holds_a_slot_ends_with_error_and_the_others_go_on():
-    summary = simulate(scenario(failing(start=3, end=4)))
+def test_a_step_that_fails_once_costs_time_alone():
+    summary, calm = simulate(scenario(failing(start=3, end=4))), simulate(scenario([]))
+
+    assert summary["num_finished"] == calm["num_finished"] == {"stop": 4}
+    assert summary["failed_steps"] == 1
+    # The tick passed and the step was made again.
+    assert summary["steps"] == calm["steps"] + 1
+
+
+def test_who_fails_again_alone_ends_with_error_and_the_others_go_on():
+    summary = simulate(scenario(failing(start=3, end=6)))
 
     ends = {id: entry["finish_reason"] for id, entry in summary["requests"].items()}
-    assert ends == {"r0": "error", "r1": "error", "r2": "stop", "r3": "stop"}
-    assert summary["failed_steps"] == 1
-    # The tick passed: the two others start in the next one.
-    assert summary["requests"]["r2"]["first_step"] == 5
-    # What the three steps before brought counts, what the failed one computed does not.
+    assert ends == {"r0": "error", "r1": "stop", "r2": "stop", "r3": "stop"}
+    assert summary["failed_steps"] == 3
+    # What the three steps before brought counts, what the failed ones computed does not.
     assert summary["requests"]["r0"]["output_tokens"] == 3
-
-
-def test_a_first_step_that_fails_ends_whom_it_would_have_admitted():
-    summary = simulate(scenario(failing(end=1)))
-
-    assert summary["num_finished"] == {"error": 2, "stop": 2}
-    assert summary["requests"]["r0"]["output_tokens"] == 0
 
 
 def test_if_all_steps_fail_everybody_ends():
     summary = simulate(scenario(failing()))
 
     assert summary["num_finished"] == {"error": 4}
-    assert summary["failed_steps"] == 2
+    # Each pair fails together twice, then one after the other alone.
+    assert summary["failed_steps"] == 8
     assert summary["useful_tokens"] == 0
 
 
@@ -75,7 +76,8 @@ def test_the_logs_tell_of_the_failure():
     assert [(event["step"], event["t"]) for event in failed] == [(4, 4)]
     lines = {line["step"]: line for line in map(json.loads, steps.getvalue().splitlines())}
     assert 4 not in lines
-    assert lines[5]["slots"] == ["r2", "r3"]
+    assert lines[5]["slots"] == ["r0", "r1"]
+    assert lines[5]["decode"] == ["r0", "r1"]
 
 
 @pytest.mark.parametrize("kind", ["nominal", "roofline"])
