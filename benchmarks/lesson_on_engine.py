@@ -14,13 +14,11 @@ figures. Not here: driving (driven_engine.py), the page (lesson_page.py).
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,8 @@ from driven_engine import (
     request_spec,
     token_gaps,
 )
-from harness import LOCK_PATH, BenchmarkError, commit, machine_facts, machine_lock, versions
+from harness import LOCK_PATH, BenchmarkError, machine_lock
+from provenance import Watch
 
 from everbatch.base.events import Finished
 from everbatch.base.units import NS_PER_MS, NS_PER_S
@@ -183,13 +182,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         with machine_lock(LOCK_PATH), tempfile.TemporaryDirectory() as folder:
-            load_before = os.getloadavg()[0]
+            watch = Watch()
             engines = {mode: DrivenEngine.of(_llm(options.model, mode)) for mode in MODES}
             record = measure(engines, options.rounds, Path(folder))
+            told = {**watch.facts(), **facts(record)}
     except BenchmarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    told = {**provenance(load_before), **facts(record)}
+    print(f"others used {told['other_cores']:.2f} cores meanwhile")
     print(f"a step takes {told['step_ms']:.2f} ms; {told['num_rounds']} rounds in turns\n")
     print(table(told))
     if options.json is not None:
@@ -199,20 +199,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         picture = draw_slots(title, [record.pictures[mode] for mode in MODES])
         options.svg.write_text(picture, encoding="utf-8")
     return 0
-
-
-def provenance(load_before: float) -> dict[str, Any]:
-    """Give where and when a measurement was made, and how busy the machine was before it.
-
-    `load_before`: processes that wanted to run, averaged over a minute.
-    """
-    return {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": commit(),
-        "machine": machine_facts(),
-        "versions": versions(),
-        "load_before": round(load_before, 2),
-    }
 
 
 def _llm(model: str | None, mode: str) -> LLM:
