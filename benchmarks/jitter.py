@@ -29,6 +29,7 @@ from driven_engine import (
     Recording,
     SeenEvents,
     first_token_ns,
+    positive,
     replay,
     request_spec,
     steps_of,
@@ -38,7 +39,7 @@ from harness import LOCK_PATH, BenchmarkError, machine_lock
 from provenance import Watch
 
 from everbatch import __version__
-from everbatch.base.errors import EventLogError
+from everbatch.base.errors import EverbatchError
 from everbatch.base.events import Event, Finished
 from everbatch.base.units import NS_PER_MS, NS_PER_S
 from everbatch.calibration.calibrate import Calibration, calibrate
@@ -278,7 +279,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--budgets", type=_budgets, default=BUDGETS, help="tokens a step, by commas"
     )
-    parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help="long prompts a budget")
+    parser.add_argument(
+        "--prompts", type=positive, default=NUM_PROMPTS, help="long prompts a budget"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="write a trace of each run")
     options = parser.parse_args(arguments)
@@ -292,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 Traces(options.trace),
             )
             told = {**watch.facts(), **facts(found)}
-    except (BenchmarkError, EventLogError) as error:
+    except (BenchmarkError, EverbatchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"others used {told['other_cores']:.2f} cores meanwhile")
@@ -349,7 +352,7 @@ def _warm_up() -> list[RequestSpec]:
 
 
 def _budgets(text: str) -> tuple[int, ...]:
-    budgets = tuple(int(part) for part in text.split(","))
+    budgets = tuple(map(positive, text.split(",")))
     if min(budgets) <= OPTIONS["max_num_seqs"]:
         raise argparse.ArgumentTypeError(
             f"a budget of {min(budgets)} leaves no tokens for prompts beside "

@@ -26,6 +26,7 @@ from driven_engine import (
     DrivenEngine,
     Recording,
     first_token_ns,
+    positive,
     replay,
     request_spec,
     token_gaps,
@@ -33,6 +34,7 @@ from driven_engine import (
 from harness import LOCK_PATH, BenchmarkError, machine_lock
 from provenance import Watch
 
+from everbatch.base.errors import EverbatchError
 from everbatch.base.events import Finished
 from everbatch.base.units import NS_PER_MS, NS_PER_S
 from everbatch.llm.llm import LLM
@@ -176,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, write what was asked for; gives the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", help="default: the default model")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture")
     options = parser.parse_args(arguments)
@@ -186,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             engines = {mode: DrivenEngine.of(_llm(options.model, mode)) for mode in MODES}
             record = measure(engines, options.rounds, Path(folder))
             told = {**watch.facts(), **facts(record)}
-    except BenchmarkError as error:
+    except (BenchmarkError, EverbatchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"others used {told['other_cores']:.2f} cores meanwhile")
