@@ -213,7 +213,7 @@ class Traces:
             return
         with (
             tempfile.TemporaryDirectory() as aside,
-            self.open(f"measured-{budget}.json", config) as eyes,
+            self.open(f"measured-{budget}", config) as eyes,
         ):
             replay(recording, Path(aside), eyes)
 
@@ -223,8 +223,8 @@ class Traces:
         if self._folder is None:
             yield []
             return
-        with (self._folder / name).open("w", encoding="utf-8") as file:
-            trace = PerfettoTrace(file, config.max_num_seqs, SECONDS)
+        with (self._folder / f"{name}.json").open("w", encoding="utf-8") as file:
+            trace = PerfettoTrace(file, config.max_num_seqs, SECONDS, name)
             yield [trace]
             trace.close()
 
@@ -337,7 +337,7 @@ def _calibrating_run(make: MakeEngine, run: CalibrationRun) -> MeasuredLog:
 def _predict(scenario: Scenario, step_time: StepTime, traces: Traces) -> Times:
     """Simulate the same requests."""
     seen, config = SeenEvents(), scenario.engine
-    with traces.open(f"predicted-{config.max_num_batched_tokens}.json", config) as eyes:
+    with traces.open(f"predicted-{config.max_num_batched_tokens}", config) as eyes:
         simulate(scenario, None, [seen, *eyes], RunOptions(step_time))
     return times_of(seen.events, {spec.id: spec.arrival for spec in scenario.requests})
 

@@ -46,6 +46,7 @@ def test_both_runs_of_each_budget_are_traced(tmp_path):
     for side in ("measured", "predicted"):
         text = (tmp_path / "new" / f"{side}-512.json").read_text(encoding="utf-8")
         events = json.loads(text)["traceEvents"]
+        assert events[0]["args"] == {"name": f"{side}-512"}
         spans[side] = [e["dur"] for e in events if e.get("name") == "prompt-0" and e["ph"] == "X"]
 
     assert spans["measured"] == pytest.approx([118_800, 118_800, 116_400])
