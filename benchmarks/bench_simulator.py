@@ -1,11 +1,13 @@
 """Benchmark: how fast `everbatch simulate SCENARIO --json` runs, the whole command on one core.
 
-    python benchmarks/bench_simulator.py --traces FOLDER [--prototype FILE] [NAME …]
+    python benchmarks/bench_simulator.py --traces FOLDER \\
+        [--prototype FILE | --vidur-python PYTHON] [NAME …]
 
 NAMEs are those of SCENARIOS, all unless told. FOLDER has the public traces (benchmarks/README.md).
 FILE is a scheduler of a few dozen lines that is fed with the same trace and does nothing else: with
 it the Azure scenarios are compared in turns, command against command. Status 1 where one takes more
-than MOST_PROTOTYPES times as long.
+than MOST_PROTOTYPES times as long. PYTHON is that of Vidur's environment: "azure" is compared with
+Vidur (peers/vidur_run.py), without a promise.
 """
 
 import argparse
@@ -106,6 +108,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=[*SCENARIOS, []], metavar="NAME")
     parser.add_argument("--traces", type=Path, help="the folder of traces")
     parser.add_argument("--prototype", type=Path, help="what the Azure scenarios are held against")
+    parser.add_argument("--vidur-python", metavar="PYTHON", help="of Vidur's environment")
     parser.add_argument("--runs", type=int, default=3, help="runs of a scenario without a peer")
     options = parser.parse_args()
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
@@ -124,6 +127,8 @@ def _measure(name: str, options: argparse.Namespace) -> int:
         if name in SPEEDS and options.prototype is not None:
             peer = (str(options.prototype), str(options.traces / AZURE), str(SPEEDS[name]))
             return _compare(name, ours, peer)
+        if name == "azure" and options.vidur_python is not None:
+            return _compare_with_vidur(ours, options.vidur_python, options.traces / AZURE)
         runs = [ThisMachine().run(ours) for _ in range(options.runs)]
     seconds = statistics.median(run["seconds"] for run in runs)
     rss_mb = max(run["rss_mb"] for run in runs)
@@ -143,6 +148,11 @@ def _compare(name: str, ours: Candidate, peer: tuple[str, ...]) -> int:
             at_least={"runs_per_s": 1 / MOST_PROTOTYPES},
         )
     )
+
+
+def _compare_with_vidur(ours: Candidate, python: str, trace: Path) -> int:
+    vidur = Candidate("vidur", (python, str(HERE / "peers" / "vidur_run.py"), str(trace.resolve())))
+    return exit_status(Plan("simulator-azure-vs-vidur", ours, vidur, ("runs_per_s",)))
 
 
 @contextmanager

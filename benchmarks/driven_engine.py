@@ -7,6 +7,7 @@ happened, replaying it, times of tokens. Not here: which requests (lesson_on_eng
 The engine's own log merges steps in which nothing changed. Here each step keeps its own times.
 """
 
+import argparse
 import io
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -126,6 +127,13 @@ def request_spec(id: str, position: int, arrival: int, prompt: int, output: int)
     """Give a request of so many tokens; it ends by its limit, in a simulation too."""
     segments = (Segment(None, prompt),)
     return RequestSpec(id, position, arrival, Prompt(prompt, segments), output + 1, output)
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1 from a command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
 
 
 def steps_of(events: Iterable[Event]) -> list[StepRan]:

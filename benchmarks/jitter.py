@@ -6,8 +6,8 @@
 Eight requests decode while prompts of 1,500 tokens come, one after the other. For each token budget
 of a step: the gaps between two tokens of the eight, by the kind of the step that ended the gap,
 nothing but decodes or mixed with a chunk. Beside them stands what the simulator says of the same
-requests. Its step times are fitted to runs of their own, before, with other prompts and other
-budgets; nothing of what it predicts is seen by the fit.
+requests. Its step times are fitted to runs of their own, in between, of other prompts and outputs;
+nothing of what it predicts is seen by the fit.
 
 `--trace` writes a Chrome trace of each run, measured and predicted. Belongs here: workloads, the
 fit, the comparison. Not here: driving an engine and reading its events (driven_engine.py).
@@ -15,7 +15,6 @@ fit, the comparison. Not here: driving an engine and reading its events (driven_
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,21 +29,22 @@ from driven_engine import (
     Recording,
     SeenEvents,
     first_token_ns,
+    positive,
     replay,
     request_spec,
     steps_of,
     token_gaps,
 )
 from harness import LOCK_PATH, BenchmarkError, machine_lock
-from lesson_on_engine import provenance
+from provenance import Watch
 
 from everbatch import __version__
-from everbatch.base.errors import EventLogError
+from everbatch.base.errors import EverbatchError
 from everbatch.base.events import Event, Finished
 from everbatch.base.units import NS_PER_MS, NS_PER_S
 from everbatch.calibration.calibrate import Calibration, calibrate
-from everbatch.calibration.steps import read_log
-from everbatch.costs.work import StepTime, StepWork
+from everbatch.calibration.steps import MeasuredLog, read_log
+from everbatch.costs.work import StepTime
 from everbatch.llm.llm import LLM
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.sim.distribution import distribution
@@ -60,11 +60,8 @@ NUM_DECODES, SHORT_PROMPT, NUM_OUTPUTS = 8, 32, 1500
 LONG_PROMPT = 1500
 NUM_PROMPTS = 6
 ROOM = 1.5
-"""The next long prompt comes after so many times what the slowest budget needs for one."""
-CALIBRATION_BUDGETS = (96, 768, 2048)
+"""The next long prompt comes after so many times what the smallest budget needs for one."""
 CALIBRATION_REQUESTS = 12
-CALIBRATION_PROMPTS, CALIBRATION_OUTPUTS = (16, 1900), (16, 64)
-"""Drawn evenly from these ranges, ends included."""
 KINDS = ("decode", "mixed")
 PROMPT = "prompt-"
 """What the ids of the long prompts begin with."""
@@ -77,6 +74,25 @@ OPTIONS: dict[str, Any] = {
 
 MakeEngine = Callable[[int], DrivenEngine]
 """Gives an engine with this many tokens a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRun:
+    """A run for the fit. Lengths are drawn evenly from ranges, ends included."""
+
+    budget: int
+    prompt_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+
+
+# Chunks of all sizes; and decodes with little context, else requests and their context move
+# together and their prices cannot be told apart.
+CALIBRATION = (
+    CalibrationRun(96, (16, 1900), (16, 64)),
+    CalibrationRun(512, (16, 64), (16, 200)),
+    CalibrationRun(768, (16, 1900), (16, 64)),
+    CalibrationRun(2048, (16, 1900), (16, 64)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +128,7 @@ class Study:
 
     rows: list[Row]
     calibration: Calibration
+    num_prompts: int
     interval_ns: int
     """From one long prompt to the next."""
     header: dict[str, object]
@@ -119,51 +136,33 @@ class Study:
 
 
 def study(make: MakeEngine, budgets: Sequence[int], num_prompts: int, traces: "Traces") -> Study:
-    """Calibrate, then run and predict each budget."""
-    fitted = fit(make)
-    step_time = fitted.profile.step_time()
-    interval_ns = round(ROOM * max(_prompt_ns(budget, step_time) for budget in budgets))
+    """Run each budget, runs for the fit in between, then fit and predict.
+
+    In turns, for a machine that becomes slower or faster does so for both.
+    """
+    interval_ns = _interval_ns(make(min(budgets)))
     specs = workload(interval_ns, num_prompts)
-    rows, header = [], dict[str, object]()
-    for budget in budgets:
-        recording, config = _measure(make(budget), specs)
-        header = recording.header
+    logs: list[MeasuredLog] = []
+    runs: dict[int, tuple[Recording, SchedulerConfig]] = {}
+    for place in range(max(len(budgets), len(CALIBRATION))):
+        if place < len(CALIBRATION):
+            logs.append(_calibrating_run(make, CALIBRATION[place]))
+        if place < len(budgets):
+            budget = budgets[place]
+            runs[budget] = _measure(make(budget), specs)
+            steps = len(runs[budget][0].steps)
+            print(f"budget {budget}: {steps:,} steps", file=sys.stderr, flush=True)
+    fitted = calibrate(logs, __version__)
+    rows = []
+    # It goes on for a while behind the last prompt, which may be slower there.
+    run, clock = RunSpec(specs[-1].arrival + 2 * interval_ns), ClockSpec("calibrated")
+    for budget, (recording, config) in runs.items():
         traces.write_measured(budget, recording, config)
-        seen = SeenEvents()
-        horizon = specs[-1].arrival + interval_ns
-        scenario = Scenario("jitter", config, specs, RunSpec(horizon), ClockSpec("calibrated"))
-        with traces.open(f"predicted-{budget}.json", config) as eyes:
-            simulate(scenario, None, [seen, *eyes], RunOptions(step_time))
-        arrivals = {spec.id: spec.arrival for spec in specs}
-        rows.append(
-            Row(
-                budget,
-                times_of(recording.events, recording.due_ns),
-                times_of(seen.events, arrivals),
-            )
-        )
-        print(f"budget {budget}: {len(recording.steps):,} steps", file=sys.stderr, flush=True)
-    return Study(rows, fitted, interval_ns, header)
-
-
-def fit(make: MakeEngine) -> Calibration:
-    """Fit step times to runs of other requests, all at once, under three budgets."""
-    logs = []
-    for budget in CALIBRATION_BUDGETS:
-        driven, draws = make(budget), Random(budget)
-        driven.run(_warm_up())
-        specs = [
-            request_spec(
-                f"r{k}",
-                k,
-                0,
-                draws.randint(*CALIBRATION_PROMPTS),
-                draws.randint(*CALIBRATION_OUTPUTS),
-            )
-            for k in range(CALIBRATION_REQUESTS)
-        ]
-        logs.append(read_log(driven.run(specs).log_lines(), f"a budget of {budget}"))
-    return calibrate(logs, __version__)
+        scenario = Scenario("jitter", config, specs, run, clock)
+        predicted = _predict(scenario, fitted.profile.step_time(), traces)
+        rows.append(Row(budget, times_of(recording.events, recording.due_ns), predicted))
+    header = next(iter(runs.values()))[0].header
+    return Study(rows, fitted, num_prompts, interval_ns, header)
 
 
 def workload(interval_ns: int, num_prompts: int) -> tuple[RequestSpec, ...]:
@@ -214,7 +213,7 @@ class Traces:
             return
         with (
             tempfile.TemporaryDirectory() as aside,
-            self.open(f"measured-{budget}.json", config) as eyes,
+            self.open(f"measured-{budget}", config) as eyes,
         ):
             replay(recording, Path(aside), eyes)
 
@@ -224,8 +223,8 @@ class Traces:
         if self._folder is None:
             yield []
             return
-        with (self._folder / name).open("w", encoding="utf-8") as file:
-            trace = PerfettoTrace(file, config.max_num_seqs, SECONDS)
+        with (self._folder / f"{name}.json").open("w", encoding="utf-8") as file:
+            trace = PerfettoTrace(file, config.max_num_seqs, SECONDS, name)
             yield [trace]
             trace.close()
 
@@ -236,6 +235,7 @@ def facts(found: Study) -> dict[str, Any]:
     return {
         "model": model,
         "num_decodes": NUM_DECODES,
+        "num_prompts": found.num_prompts,
         "prompt_tokens": LONG_PROMPT,
         "interval_s": found.interval_ns / NS_PER_S,
         "rows": [asdict(row) for row in found.rows],
@@ -279,28 +279,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--budgets", type=_budgets, default=BUDGETS, help="tokens a step, by commas"
     )
-    parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help="long prompts a budget")
+    parser.add_argument(
+        "--prompts", type=positive, default=NUM_PROMPTS, help="long prompts a budget"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="write a trace of each run")
     options = parser.parse_args(arguments)
     try:
         with machine_lock(LOCK_PATH):
-            load_before = os.getloadavg()[0]
+            watch = Watch()
             found = study(
                 lambda budget: _engine(options.model, budget),
                 options.budgets,
                 options.prompts,
                 Traces(options.trace),
             )
-    except (BenchmarkError, EventLogError) as error:
+            told = {**watch.facts(), **facts(found)}
+    except (BenchmarkError, EverbatchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    told = {**provenance(load_before), **facts(found)}
+    print(f"others used {told['other_cores']:.2f} cores meanwhile")
     print(f"times in ms; a prompt every {told['interval_s']:.2f} s\n\n{table(told)}\n")
     print(ttft_table(told))
     if options.json is not None:
         options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _interval_ns(driven: DrivenEngine) -> int:
+    """Give the time from one long prompt to the next, by what the smallest budget needs for one."""
+    specs = workload(NS_PER_S, 1)
+    recording, _ = _measure(driven, specs)
+    prompt = specs[-1].id
+    return round(ROOM * (first_token_ns(recording.events)[prompt] - recording.due_ns[prompt]))
 
 
 def _measure(
@@ -309,6 +320,26 @@ def _measure(
     driven.run(_warm_up())
     prompts = [spec.id for spec in specs if spec.id.startswith(PROMPT)]
     return driven.run(specs, prompts), driven.engine.config
+
+
+def _calibrating_run(make: MakeEngine, run: CalibrationRun) -> MeasuredLog:
+    """Let requests come all at once, whose log the fit sees."""
+    driven, draws = make(run.budget), Random(run.budget)
+    driven.run(_warm_up())
+    lengths = [
+        (draws.randint(*run.prompt_tokens), draws.randint(*run.output_tokens))
+        for _ in range(CALIBRATION_REQUESTS)
+    ]
+    specs = [request_spec(f"r{k}", k, 0, *both) for k, both in enumerate(lengths)]
+    return read_log(driven.run(specs).log_lines(), f"a budget of {run.budget}")
+
+
+def _predict(scenario: Scenario, step_time: StepTime, traces: Traces) -> Times:
+    """Simulate the same requests."""
+    seen, config = SeenEvents(), scenario.engine
+    with traces.open(f"predicted-{config.max_num_batched_tokens}", config) as eyes:
+        simulate(scenario, None, [seen, *eyes], RunOptions(step_time))
+    return times_of(seen.events, {spec.id: spec.arrival for spec in scenario.requests})
 
 
 def _engine(model: str | None, budget: int) -> DrivenEngine:
@@ -320,18 +351,8 @@ def _warm_up() -> list[RequestSpec]:
     return [request_spec(f"warm-up-{k}", k, 0, 256, 8) for k in range(NUM_DECODES)]
 
 
-def _prompt_ns(budget: int, step_time: StepTime) -> int:
-    """Give how long a long prompt takes beside the decodes, by the fit."""
-    chunk, total = budget - NUM_DECODES, 0
-    for start in range(0, LONG_PROMPT, chunk):
-        work = StepWork(NUM_DECODES)
-        work.add_chunk(start, min(chunk, LONG_PROMPT - start))
-        total += step_time.duration_ns(work)
-    return total
-
-
 def _budgets(text: str) -> tuple[int, ...]:
-    budgets = tuple(int(part) for part in text.split(","))
+    budgets = tuple(map(positive, text.split(",")))
     if min(budgets) <= OPTIONS["max_num_seqs"]:
         raise argparse.ArgumentTypeError(
             f"a budget of {min(budgets)} leaves no tokens for prompts beside "

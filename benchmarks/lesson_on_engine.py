@@ -14,13 +14,11 @@ figures. Not here: driving (driven_engine.py), the page (lesson_page.py).
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +26,15 @@ from driven_engine import (
     DrivenEngine,
     Recording,
     first_token_ns,
+    positive,
     replay,
     request_spec,
     token_gaps,
 )
-from harness import LOCK_PATH, BenchmarkError, commit, machine_facts, machine_lock, versions
+from harness import LOCK_PATH, BenchmarkError, machine_lock
+from provenance import Watch
 
+from everbatch.base.errors import EverbatchError
 from everbatch.base.events import Finished
 from everbatch.base.units import NS_PER_MS, NS_PER_S
 from everbatch.llm.llm import LLM
@@ -177,19 +178,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, write what was asked for; gives the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", help="default: the default model")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture")
     options = parser.parse_args(arguments)
     try:
         with machine_lock(LOCK_PATH), tempfile.TemporaryDirectory() as folder:
-            load_before = os.getloadavg()[0]
+            watch = Watch()
             engines = {mode: DrivenEngine.of(_llm(options.model, mode)) for mode in MODES}
             record = measure(engines, options.rounds, Path(folder))
-    except BenchmarkError as error:
+            told = {**watch.facts(), **facts(record)}
+    except (BenchmarkError, EverbatchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    told = {**provenance(load_before), **facts(record)}
+    print(f"others used {told['other_cores']:.2f} cores meanwhile")
     print(f"a step takes {told['step_ms']:.2f} ms; {told['num_rounds']} rounds in turns\n")
     print(table(told))
     if options.json is not None:
@@ -199,20 +201,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         picture = draw_slots(title, [record.pictures[mode] for mode in MODES])
         options.svg.write_text(picture, encoding="utf-8")
     return 0
-
-
-def provenance(load_before: float) -> dict[str, Any]:
-    """Give where and when a measurement was made, and how busy the machine was before it.
-
-    `load_before`: processes that wanted to run, averaged over a minute.
-    """
-    return {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": commit(),
-        "machine": machine_facts(),
-        "versions": versions(),
-        "load_before": round(load_before, 2),
-    }
 
 
 def _llm(model: str | None, mode: str) -> LLM:

@@ -189,3 +189,15 @@ def test_weights_are_held_once_and_in_bfloat16() -> None:
     num_values = sum(t.size for t in rounded_tensors(config).values() if t.ndim == 2)
 
     assert runner.network._kernels.num_bytes == pytest.approx(2 * num_values, rel=0.02)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("num_threads", [2, 4])
+def test_threads_that_share_one_long_context_do_not_change_a_bit(
+    num_threads: int, path: str
+) -> None:
+    one = native_runner(WIDE, path, 1)
+    expected = logits_of(one, "long", [600, 1, 1])
+    logits = logits_of(native_runner(WIDE, path, num_threads), "long", [600, 1, 1])
+
+    np.testing.assert_array_equal(logits, expected)

@@ -1,5 +1,4 @@
-"""What the documents promise of memory, measured on a process that computes with the default model.
-"""
+"""What the documents promise of memory, in a process that computes with the default model."""
 
 import re
 import subprocess

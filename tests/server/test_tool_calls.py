@@ -57,6 +57,20 @@ BARE = [
     ('{"a":' * 5_000, '{"a":' * 5_000, []),
 ]
 
+LISTED_CALL = '{"name": "weather", "arguments": {"city": "Köln"}}'
+LISTED = [
+    ("", "", []),
+    ("Just text.\n", "Just text.\n", []),
+    (f" [{LISTED_CALL}]", "", [KOELN]),
+    (f"[{LISTED_CALL}, {LISTED_CALL}]\n", "", [KOELN, KOELN]),
+    (LISTED_CALL, LISTED_CALL, []),
+    (f"[{LISTED_CALL}", f"[{LISTED_CALL}", []),
+    ("[]", "[]", []),
+    ("[1]", "[1]", []),
+    ("[", "[", []),
+    ("[" * 5_000 + "]", "[" * 5_000 + "]", []),
+]
+
 
 def found(style: ToolStyle, pieces: list[str]) -> tuple[str, list[Call]]:
     finder = finder_of(style, (WEATHER, CLOCK))
@@ -74,6 +88,12 @@ def test_tagged_calls_are_found(text: str, told: str, calls: list[Call]) -> None
 def test_bare_calls_are_found(text: str, told: str, calls: list[Call]) -> None:
     assert found(ToolStyle.BARE, [text]) == (told, calls)
     assert found(ToolStyle.BARE, list(text)) == (told, calls)
+
+
+@pytest.mark.parametrize(("text", "told", "calls"), LISTED)
+def test_listed_calls_are_found(text: str, told: str, calls: list[Call]) -> None:
+    assert found(ToolStyle.LISTED, [text]) == (told, calls)
+    assert found(ToolStyle.LISTED, list(text)) == (told, calls)
 
 
 @given(
@@ -104,7 +124,8 @@ def test_text_is_sent_as_soon_as_it_cannot_become_a_tag() -> None:
     [
         (None, None),
         ("{{ messages }}", None),
-        ("{% if tools %}[TOOL_CALLS]{% endif %}", None),
+        ("{% if tools %}[TOOL_CALLS]{% endif %}", ToolStyle.LISTED),
+        ("{% if tools %}[TOOL_CALLS]f[ARGS]{% endif %}", None),
         ("{% if tools %}<tool_call>{{ call.arguments }}{% endif %}", ToolStyle.TAGGED),
         ("{% if tools %}<tool_call><function={{ call.arguments }}{% endif %}", None),
         ("{% if tools %}<tool_call><arg_key>{{ call.arguments }}{% endif %}", None),
@@ -124,6 +145,9 @@ def test_template_tells_the_style(source: str | None, style: ToolStyle | None) -
         (ToolStyle.TAGGED, f"{TAGGED_CALL}\n{TAGGED_CALL}", False, True),
         (ToolStyle.TAGGED, TAGGED_CALL.replace("city", "town"), False, False),
         (ToolStyle.TAGGED, "text", False, False),
+        (ToolStyle.LISTED, f"[{LISTED_CALL}]", True, True),
+        (ToolStyle.LISTED, f"[{LISTED_CALL}, {LISTED_CALL}]", False, True),
+        (ToolStyle.LISTED, LISTED_CALL, False, False),
         (ToolStyle.BARE, BARE_CALL, True, True),
         (ToolStyle.BARE, f"{BARE_CALL}; {BARE_CALL}", False, True),
         (ToolStyle.BARE, '{"name": "clock", "parameters": {"any": [1]}}', True, True),

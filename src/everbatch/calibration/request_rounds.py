@@ -28,7 +28,7 @@ MAX_ROUNDS = 16
 SETTLED = 1e-3
 """Prices hold if no stamp moves by more than this fraction."""
 LEANING = 1.0
-"""A price of the data sheet counts as so many stamps."""
+"""A price that is leaned on counts as so many stamps."""
 SPARE_TIME = 1.5
 """A run may be so many times as long as what was recorded before it is given up."""
 
@@ -66,10 +66,10 @@ class Rounds:
         log: RequestLog,
         scenario: Scenario,
         cut: int,
-        sheet: Prices | None,
+        leaning: Prices,
         tell: Callable[[int], None] | None = None,
     ) -> None:
-        """Fit to the stamps up to `cut`, leaning on the prices of a data sheet where there are any.
+        """Fit to the stamps up to `cut`, and weakly to those prices of `leaning` that are not 0.
 
         `tell` hears how many rounds are done.
         """
@@ -77,7 +77,7 @@ class Rounds:
         self._scenario = scenario
         self._cut = cut
         self._tell = tell or (lambda num_rounds: None)
-        self._sheet_rows, self._sheet_times = _leaning(sheet)
+        self._leaning_rows, self._leaning_times = _measurements(leaning)
 
     def settle(self, start: Prices) -> tuple[Prices, int]:
         """Give the prices whose run is nearest to what was recorded, and how many runs it took."""
@@ -134,18 +134,16 @@ class Rounds:
         return _Round(prices, counts, recorded, np.maximum(simulated, 1.0), num_missed)
 
     def _fit(self, found: _Round) -> Prices:
-        """Fit to the stamps and, weakly, to the data sheet."""
-        times = np.concatenate([found.recorded, self._sheet_times])
+        """Fit to the stamps and, weakly, to what is leaned on."""
+        times = np.concatenate([found.recorded, self._leaning_times])
         weights = np.full(len(times), LEANING)
         weights[: len(found.recorded)] = 1.0
-        return fit_counts(np.vstack([found.counts, self._sheet_rows]), times, weights).prices
+        return fit_counts(np.vstack([found.counts, self._leaning_rows]), times, weights).prices
 
 
-def _leaning(sheet: Prices | None) -> tuple[Array, Array]:
-    """Give each price of the data sheet as a measurement of itself alone: so much of it in 1 s."""
-    if sheet is None:
-        return np.zeros((0, len(PRICES))), np.zeros(0)
-    prices = _vector(sheet)
+def _measurements(leaning: Prices) -> tuple[Array, Array]:
+    """Give each price as a measurement of itself alone: so much of it in a second."""
+    prices = _vector(leaning)
     told = np.flatnonzero(prices)
     rows = np.zeros((len(told), len(PRICES)))
     rows[np.arange(len(told)), told] = NS_PER_S / prices[told]

@@ -83,8 +83,10 @@ def calibrate_requests(
     """
     cut = _cut(log, share)
     sheet = sheet_prices(scenario.hardware, scenario.model)
-    rounds = Rounds(log, scenario, cut, sheet, tell)
-    prices, num_rounds = rounds.settle(sheet or _rough_prices(log.requests))
+    rough = _rough_prices(log.requests)
+    # The fixed parts alone: each is what a log tells least of.
+    leaning = sheet or Prices(rough.decode_step, rough.prompt_step)
+    prices, num_rounds = Rounds(log, scenario, cut, leaning, tell).settle(sheet or rough)
     whole = run_requests(
         scenario, log.requests, FittedStepTime(prices, Region()), has_queued=log.has_queued
     )
@@ -200,8 +202,9 @@ def _notes(log: RequestLog, sheet: Prices | None, prices: Prices) -> list[str]:
     ]
     if sheet is None:
         notes.append(
-            "without [hardware] and [model] the fit leans on no data sheet: prices of counts that "
-            "move together may trade places"
+            "without [hardware] and [model] the fit leans on no data sheet, but for the two fixed "
+            "parts on the fastest decode of the log: prices of counts that move together may trade "
+            "places"
         )
     if not log.has_queued:
         notes.append(

@@ -1,6 +1,6 @@
 """Calls of tools in the text of an answer: how models write them, found as the text comes.
 
-Belongs here: the two ways of writing that we know, and a grammar that makes a call certain. Not
+Belongs here: the ways of writing that we know, and a grammar that makes a call certain. Not
 here: JSON for clients (tool_choices.py), reading bodies (tool_fields.py). A model's way is told by
 its chat template.
 
@@ -8,6 +8,8 @@ its chat template.
              (Hermes; Qwen 2.5 and 3)
     bare     the whole answer is {"name": …, "parameters": {…}}, several with ";" or lines between
              (Llama 3.1 and 3.2)
+    listed   the whole answer is [{"name": …, "arguments": {…}}, …], after a special token, which is
+             no text (Mistral 7B v0.3, Nemo)
 
 What looks like a call and is none, broken JSON or a tool that was not offered, is text.
 """
@@ -56,10 +58,11 @@ class Found:
 class ToolStyle(Enum):
     TAGGED = "tagged"
     BARE = "bare"
+    LISTED = "listed"
 
     @property
     def arguments_key(self) -> str:
-        return "arguments" if self is ToolStyle.TAGGED else "parameters"
+        return "parameters" if self is ToolStyle.BARE else "arguments"
 
 
 class CallFinder(Protocol):
@@ -80,23 +83,25 @@ def style_of(template: ChatTemplate) -> ToolStyle | None:
         # Others write XML between the same tags (Qwen 3 Coder, GLM 4.5).
         is_json = template.mentions("arguments") and not any(map(template.mentions, _NO_JSON))
         return ToolStyle.TAGGED if is_json else None
+    if template.mentions("[TOOL_CALLS]"):
+        # Later ones write a name, [ARGS] and an object.
+        return None if template.mentions("[ARGS]") else ToolStyle.LISTED
     return ToolStyle.BARE if template.mentions('"parameters": dictionary') else None
 
 
 def finder_of(style: ToolStyle, tools: Sequence[Tool]) -> CallFinder:
     names = frozenset(tool.name for tool in tools)
-    return TaggedFinder(names) if style is ToolStyle.TAGGED else BareFinder(names)
+    return TaggedFinder(names) if style is ToolStyle.TAGGED else WholeFinder(style, names)
 
 
 def grammar_of(style: ToolStyle, tools: Sequence[Tool], *, may_repeat: bool) -> str:
     """Give a grammar of answers that are calls of these tools and nothing else."""
     bodies = [_call_schema(style, tool) for tool in tools]
     schema = {"anyOf": bodies, "x-guidance": {"whitespace_pattern": r"[\x20\x0A]{1,8}"}}
-    if style is ToolStyle.TAGGED:
-        call, between = f'"{OPEN}\\n" body "\\n{CLOSE}"', '"\\n"'
-    else:
-        call, between = "body", '"; "'
-    start = f"call ({between} call)*" if may_repeat else "call"
+    between = {ToolStyle.TAGGED: '"\\n"', ToolStyle.BARE: '"; "', ToolStyle.LISTED: '", "'}[style]
+    call = f'"{OPEN}\\n" body "\\n{CLOSE}"' if style is ToolStyle.TAGGED else "body"
+    calls = f"call ({between} call)*" if may_repeat else "call"
+    start = f'"[" {calls} "]"' if style is ToolStyle.LISTED else calls
     return f"start: {start}\ncall: {call}\nbody: %json {json.dumps(schema)}\n"
 
 
@@ -144,45 +149,55 @@ class TaggedFinder:
         return True
 
 
-class BareFinder:
-    """Takes an answer that begins with a brace for calls, and looks when it has ended."""
+class WholeFinder:
+    """Takes an answer that begins as one with calls does for such, and looks when it has ended."""
 
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, style: ToolStyle, names: frozenset[str]) -> None:
+        self._style = style
+        self._opening = "[" if style is ToolStyle.LISTED else "{"
         self._names = names
-        self._held = ""
-        self._may_be_calls = True
+        self._held: list[str] = []
+        self._may_be_calls: bool | None = None
+        """None while only spaces have come."""
 
     def push(self, text: str) -> Found:
-        if not self._may_be_calls:
-            return Found(text)
-        self._held += text
-        begins = self._held.lstrip()[:1]
-        if begins in ("", "{"):
-            return Found("")
-        self._may_be_calls = False
-        held, self._held = self._held, ""
-        return Found(held)
+        if self._may_be_calls is None and text.strip():
+            self._may_be_calls = text.lstrip().startswith(self._opening)
+        if self._may_be_calls is False:
+            return Found(self._take() + text)
+        self._held.append(text)
+        return Found("")
 
     def finish(self) -> Found:
-        held, self._held = self._held, ""
+        held = self._take()
         calls = self._calls(held)
         return Found(held) if calls is None else Found("", calls)
+
+    def _take(self) -> str:
+        held = "".join(self._held)
+        self._held.clear()
+        return held
 
     def _calls(self, text: str) -> tuple[Call, ...] | None:
         """Give the calls that the text consists of; None if it is anything else."""
         decoder, calls, place = json.JSONDecoder(), [], 0
         text = text.strip()
+        if self._style is ToolStyle.LISTED:
+            if not text.endswith("]"):
+                return None
+            text = text[1:-1].strip()
         while place < len(text):
             try:
                 _, end = decoder.raw_decode(text, place)
             except (ValueError, RecursionError):
                 return None
-            call = _call(text[place:end], "parameters", self._names)
+            call = _call(text[place:end], self._style.arguments_key, self._names)
             if call is None:
                 return None
             calls.append(call)
             rest = text[end:]
-            place = len(text) - len(rest.lstrip("; \n"))
+            separators = ", \n" if self._style is ToolStyle.LISTED else "; \n"
+            place = len(text) - len(rest.lstrip(separators))
         return tuple(calls) or None
 
 

@@ -100,7 +100,8 @@ def _told(calls: Sequence[Call], first: int | None = None) -> list[dict[str, Any
     return [
         {
             **({} if first is None else {"index": first + place}),
-            "id": f"call-{uuid.uuid4().hex}",
+            # Mistral's template takes nothing but nine letters and digits.
+            "id": uuid.uuid4().hex[:9],
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }

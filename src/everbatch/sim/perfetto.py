@@ -34,7 +34,10 @@ _COLOURS = {
 class PerfettoTrace:
     """Writes the trace of one run."""
 
-    def __init__(self, file: TextIO, max_num_seqs: int, unit: TimeUnit) -> None:
+    def __init__(
+        self, file: TextIO, max_num_seqs: int, unit: TimeUnit, name: str = "everbatch simulate"
+    ) -> None:
+        """`name` stands over the tracks."""
         self._file = file
         self._is_steps = unit.is_steps
         self._open: list[tuple[int, Phase, str | None]] = [(0, Phase.IDLE, None)] * max_num_seqs
@@ -43,7 +46,7 @@ class PerfettoTrace:
         self._now = 0
         self._counts: dict[str, dict[str, int]] = {}
         self._file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        self._file.write(_ENCODER.encode(_metadata("process_name", 0, "everbatch simulate")))
+        self._file.write(_ENCODER.encode(_metadata("process_name", 0, name)))
         self._named = 0
         """Slots below have a track."""
 

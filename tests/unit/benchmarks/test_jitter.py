@@ -46,6 +46,7 @@ def test_both_runs_of_each_budget_are_traced(tmp_path):
     for side in ("measured", "predicted"):
         text = (tmp_path / "new" / f"{side}-512.json").read_text(encoding="utf-8")
         events = json.loads(text)["traceEvents"]
+        assert events[0]["args"] == {"name": f"{side}-512"}
         spans[side] = [e["dur"] for e in events if e.get("name") == "prompt-0" and e["ph"] == "X"]
 
     assert spans["measured"] == pytest.approx([118_800, 118_800, 116_400])
@@ -70,11 +71,19 @@ def test_decodes_that_end_before_the_last_prompt_prove_nothing(monkeypatch):
         times_of(recording.events, recording.due_ns)
 
 
-def test_a_budget_that_leaves_nothing_for_prompts_is_refused(capsys):
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--budgets", "64,14"], "a budget of 14 leaves no tokens for prompts"),
+        (["--budgets", "64,x"], "'x' must be a whole number of at least 1"),
+        (["--prompts", "0"], "'0' must be a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arguments, said, capsys):
     with pytest.raises(SystemExit):
-        jitter.main(["--budgets", "64,14"])
+        jitter.main(arguments)
 
-    assert "a budget of 14 leaves no tokens for prompts" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_the_command_prints_tables_and_writes_figures(tmp_path, monkeypatch, capsys):

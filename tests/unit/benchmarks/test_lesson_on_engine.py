@@ -127,3 +127,10 @@ def test_the_command_writes_figures_and_picture(tmp_path, monkeypatch, capsys):
     assert "tokens/s" in capsys.readouterr().out
     assert json.loads(files[0].read_text())["continuous"]["useful_at_horizon"] == 300
     assert files[1].read_text().count("5 comes") == 2
+
+
+def test_a_model_that_is_not_there_is_told_in_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(lesson_on_engine, "LOCK_PATH", tmp_path / "lock")
+
+    assert lesson_on_engine.main([str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")

@@ -189,7 +189,7 @@ def test_samples_yield_and_wait_with_the_one_that_reads_their_prompt(mode, exten
         assert told(life)[:first_decode] == told(reader)[:first_decode]
         assert {loss.by for loss in life.losses()} == {"b/0"}
         assert [wait.by for wait in life.waits()] == ["b/0"] * len(life.waits())
-    assert [wait.reason for wait in reader.waits()][0] == "cooldown"
+    assert reader.waits()[0].reason == "cooldown"
     assert {loss.by for loss in reader.losses()} == {None}
     # Each lost a slot of its own.
     assert [life.losses()[0].slot for life in (reader, *others)] == [1, 2, 3]
