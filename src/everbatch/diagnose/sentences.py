@@ -173,10 +173,7 @@ class Teller:
                     ["the step after the last one that preempts considers it again"],
                 )
             case "trial":
-                return (
-                    "a step failed, and others had this one for themselves, to find out by whose row",
-                    ["it gets a step for itself, or goes on once nobody is left to try"],
-                )
+                return "a step failed, and others had this one alone to find out by whose row", []
             case "sequence_budget":
                 slots = counted(wait.needed, "slot")
                 limit = self.config["max_num_seqs"]

@@ -75,7 +75,7 @@ class PrefillPlanner:
         return min(usable, budget)
 
     def plan_begun(self, draft: Draft, group: Collection[Request] | None = None) -> None:
-        """Let prefills that have begun go on, in order of admission; of a group, if there is one."""
+        """Let prefills that have begun go on, in order of admission, of `group` if given."""
         for request in self._state.prefilling:
             if group is not None and request not in group:
                 draft.deferred[request] = TRIED_APART

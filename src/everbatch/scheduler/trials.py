@@ -2,8 +2,9 @@
 
 A pass fails as a whole: nobody knows by which of its rows, or whether by any. So it is tried once
 more without those who were admitted in it, then each of them alone; if a group fails again, every
-row of it alone. Who fails alone then ends with an error, all others lose time only. Groups are tried in order, one a step, until none is left or
-those left cannot run; then plans are made as always. Called by Scheduler and Planner.
+row of it alone. Who fails alone then ends with an error, all others lose time only. Groups are
+tried in order, one a step, until none is left or those left cannot run; then plans are made as
+always. Called by Scheduler.
 """
 
 from collections.abc import Sequence
