@@ -69,7 +69,7 @@ COMPANY: dict[str, Body] = {
     "top_logprobs": {"logprobs": True},
 }
 # In /tokenize some go with a text, the others with messages.
-OF_MESSAGES = {"messages", "add_generation_prompt", "chat_template_kwargs"}
+OF_MESSAGES = {"messages", "add_generation_prompt", "chat_template_kwargs", "tools"}
 OF_TEXT = {"prompt", "add_special_tokens"}
 
 

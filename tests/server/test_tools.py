@@ -128,6 +128,22 @@ async def test_model_is_shown_tools_calls_and_results() -> None:
 
 
 @async_test
+async def test_tokenize_shows_what_chat_sends() -> None:
+    body = {"messages": HELLO, "tools": [TOOL]}
+    async with in_process(make_harness(template=TEMPLATE)) as client:
+        tokens = (await client.post("/tokenize", json=body)).json()
+        chat = (await client.post(CHAT, json=body | {"max_tokens": 1})).json()
+        bad = await client.post("/tokenize", json=body | {"tools": [1]})
+    async with in_process(make_harness()) as client:
+        none = await client.post("/tokenize", json=body)
+
+    assert "weather" in bytes(tokens["tokens"]).decode()
+    assert tokens["count"] == chat["usage"]["prompt_tokens"]
+    assert bad.json()["error"]["param"] == "tools[0]"
+    assert (none.status_code, none.json()["error"]["param"]) == (400, "tools")
+
+
+@async_test
 async def test_tool_choice_none_shows_no_tools() -> None:
     harness = make_harness(template=TEMPLATE, executor=saying(CALL))
     async with openai_client(harness) as client:

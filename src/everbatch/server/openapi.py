@@ -307,6 +307,12 @@ TOKENIZE = _operation(
             "description": "With messages.",
         },
         "chat_template_kwargs": {"type": "object", "description": "With messages."},
+        "tools": {
+            "type": "array",
+            "items": _TOOL,
+            "maxItems": 128,
+            "description": "With messages.",
+        },
         "return_token_strs": _BOOLEAN,
     },
     _MODEL,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from everbatch.server.chat_messages import Message, read_messages
 from everbatch.server.fields import Fields, IsNeutral, Json, decode_object
 from everbatch.server.protocol import MAX_MODEL_NAME_LENGTH
+from everbatch.server.tool_calls import Tool
+from everbatch.server.tool_fields import take_tool_list
 
 MAX_ID_LENGTH = 256
 MAX_IDS = 1_024
@@ -27,7 +29,6 @@ NOT_SUPPORTED: dict[str, IsNeutral] = {
     "continue_final_message": _false,
     "chat_template": _nothing,
     "mm_processor_kwargs": _nothing,
-    "tools": lambda value: value == [],
 }
 
 
@@ -38,6 +39,7 @@ class TokenizeRequest:
     model: str | None
     prompt: str
     messages: tuple[Message, ...] | None
+    tools: tuple[Tool, ...]
     template_variables: Mapping[str, Json]
     add_special_tokens: bool
     add_generation_prompt: bool
@@ -60,15 +62,16 @@ def read_tokenize(body: bytes) -> TokenizeRequest:
     if prompt is not None:
         adds = fields.boolean("add_special_tokens", True)
         fields.end()
-        return TokenizeRequest(model, prompt, None, {}, adds, False, return_token_strs)
+        return TokenizeRequest(model, prompt, None, (), {}, adds, False, return_token_strs)
     messages = _messages(fields)
     # The template writes the special tokens itself.
     fields.refuse({"add_special_tokens": _false})
     adds_prompt = fields.boolean("add_generation_prompt", True)
+    tools = take_tool_list(fields)
     variables = fields.object_value("chat_template_kwargs")
     fields.end()
     return TokenizeRequest(
-        model, "", messages, variables or {}, False, adds_prompt, return_token_strs
+        model, "", messages, tools, variables or {}, False, adds_prompt, return_token_strs
     )
 
 

@@ -25,6 +25,7 @@ from everbatch.server.side_bodies import (
     read_detokenize,
     read_tokenize,
 )
+from everbatch.server.tool_use import check_tools
 
 
 def add_side_routes(router: APIRouter, served: Served) -> None:
@@ -86,10 +87,13 @@ class _SideRoutes:
         if wanted.messages is None:
             adds = wanted.add_special_tokens
             return list(await self._encoding.prompt_ids(wanted.prompt, add_special_tokens=adds))
+        template = self._served.model.tokenizer.chat_template
+        check_tools(wanted.messages, wanted.tools, template)
         return list(
             await self._encoding.chat_ids(
                 wanted.messages,
                 wanted.template_variables,
+                wanted.tools,
                 add_generation_prompt=wanted.add_generation_prompt,
             )
         )

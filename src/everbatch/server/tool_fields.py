@@ -29,7 +29,7 @@ class ToolsWanted:
 
 def take_tools(fields: Fields) -> ToolsWanted | None:
     """Take tools, tool_choice and parallel_tool_calls; None if no tool may be called."""
-    tools = _tools(fields)
+    tools = take_tool_list(fields)
     choice = fields.take("tool_choice")
     may_repeat = fields.boolean("parallel_tool_calls", True)
     if isinstance(choice, dict):
@@ -60,7 +60,8 @@ def take_calls(message: Fields) -> list[dict[str, Json]]:
     return [_call(message, f"tool_calls[{index}]", one) for index, one in enumerate(value)]
 
 
-def _tools(fields: Fields) -> tuple[Tool, ...]:
+def take_tool_list(fields: Fields) -> tuple[Tool, ...]:
+    """Take tools alone."""
     value = fields.take("tools")
     if value is None:
         return ()

@@ -10,7 +10,7 @@ from functools import partial
 
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.structured_outputs import StructuredOutputsParams
-from everbatch.server.chat_messages import speaks_of_tools
+from everbatch.server.chat_messages import Message, speaks_of_tools
 from everbatch.server.choices import ChatApi
 from everbatch.server.errors import bad_request
 from everbatch.server.protocol import ChatRequest, Common
@@ -32,8 +32,7 @@ class ToolUse:
 def tool_use(wanted: ChatRequest, template: ChatTemplate) -> ToolUse:
     """Say what a chat's tools change; raises ApiError 400 where the model knows none."""
     if wanted.tools is None:
-        if speaks_of_tools(wanted.messages):
-            _style(template, "messages")
+        check_tools(wanted.messages, (), template)
         return ToolUse(wanted.common, ChatApi())
     style = _style(template, "tools")
     tools = wanted.tools.tools
@@ -42,6 +41,14 @@ def tool_use(wanted: ChatRequest, template: ChatTemplate) -> ToolUse:
     if wanted.tools.is_certain:
         common = _with_certain_call(common, style, wanted.tools)
     return ToolUse(common, api, tools)
+
+
+def check_tools(messages: Sequence[Message], tools: Sequence[Tool], template: ChatTemplate) -> None:
+    """Raise ApiError 400 where a model is shown tools, or what came of them, that knows none."""
+    if tools:
+        _style(template, "tools")
+    if speaks_of_tools(messages):
+        _style(template, "messages")
 
 
 def _style(template: ChatTemplate, param: str) -> ToolStyle:
