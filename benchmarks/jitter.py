@@ -136,7 +136,7 @@ class Study:
 
 
 def study(make: MakeEngine, budgets: Sequence[int], num_prompts: int, traces: "Traces") -> Study:
-    """Run each budget, runs for the fit in between, then fit and predict.
+    """Run each budget, before each a run for the fit; then fit and predict.
 
     In turns, for a machine that becomes slower or faster does so for both.
     """
@@ -145,8 +145,7 @@ def study(make: MakeEngine, budgets: Sequence[int], num_prompts: int, traces: "T
     logs: list[MeasuredLog] = []
     runs: dict[int, tuple[Recording, SchedulerConfig]] = {}
     for place in range(max(len(budgets), len(CALIBRATION))):
-        if place < len(CALIBRATION):
-            logs.append(_calibrating_run(make, CALIBRATION[place]))
+        logs.append(_calibrating_run(make, CALIBRATION[place % len(CALIBRATION)], seed=place))
         if place < len(budgets):
             budget = budgets[place]
             runs[budget] = _measure(make(budget), specs)
@@ -322,16 +321,16 @@ def _measure(
     return driven.run(specs, prompts), driven.engine.config
 
 
-def _calibrating_run(make: MakeEngine, run: CalibrationRun) -> MeasuredLog:
+def _calibrating_run(make: MakeEngine, run: CalibrationRun, seed: int) -> MeasuredLog:
     """Let requests come all at once, whose log the fit sees."""
-    driven, draws = make(run.budget), Random(run.budget)
+    driven, draws = make(run.budget), Random(seed)
     driven.run(_warm_up())
     lengths = [
         (draws.randint(*run.prompt_tokens), draws.randint(*run.output_tokens))
         for _ in range(CALIBRATION_REQUESTS)
     ]
     specs = [request_spec(f"r{k}", k, 0, *both) for k, both in enumerate(lengths)]
-    return read_log(driven.run(specs).log_lines(), f"a budget of {run.budget}")
+    return read_log(driven.run(specs).log_lines(), f"run {seed}, a budget of {run.budget}")
 
 
 def _predict(scenario: Scenario, step_time: StepTime, traces: Traces) -> Times:
