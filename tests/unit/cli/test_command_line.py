@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from command_line import everbatch
 
 from everbatch import __version__
 from everbatch.assemble.options import EngineOptions
@@ -25,6 +26,12 @@ TIMEOUT_S = 60
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "everbatch.cli.main", *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same within this process, which saves the time to start one; for what ends early."""
+    answer = everbatch(*arguments)
+    return subprocess.CompletedProcess(arguments, answer.status, answer.out, answer.err)
 
 
 def assert_one_line_error(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -73,15 +80,16 @@ def test_talking_to_a_server_loads_no_model_code() -> None:
 
 def test_version_and_help() -> None:
     assert run("--version").stdout == f"everbatch, version {__version__}\n"
+    told = run("--help").stdout
     for command in COMMANDS:
-        assert command in run("--help").stdout
-        assert run(command, "--help").stdout.startswith(f"Usage: everbatch {command} [OPTIONS]")
+        assert command in told
+        assert call(command, "--help").stdout.startswith(f"Usage: everbatch {command} [OPTIONS]")
 
 
 def test_unknown_command_and_flag_name_themselves_and_the_help() -> None:
     assert_one_line_error(run("frobnicate"), "frobnicate", "`everbatch --help`")
     for command in COMMANDS:
-        done = run(command, "--frobnicate")
+        done = call(command, "--frobnicate")
         assert_one_line_error(done, "--frobnicate", f"`everbatch {command} --help`")
 
 
@@ -122,7 +130,7 @@ def test_unknown_command_and_flag_name_themselves_and_the_help() -> None:
 def test_impossible_engine_option_is_known_without_a_model(
     flags: list[str], words: list[str]
 ) -> None:
-    assert_one_line_error(run("serve", "no/model", "--port", "0", *flags), *words)
+    assert_one_line_error(call("serve", "no/model", "--port", "0", *flags), *words)
 
 
 def test_help_of_serve_has_sections_in_which_every_flag_stands_once() -> None:
@@ -196,7 +204,7 @@ def test_impossible_engine_option_is_known_to_generate_too() -> None:
 def test_impossible_server_option_is_known_without_a_model(
     flags: list[str], words: list[str]
 ) -> None:
-    assert_one_line_error(run("serve", "no/model", *flags), *words)
+    assert_one_line_error(call("serve", "no/model", *flags), *words)
 
 
 def test_port_in_use_is_known_without_a_model() -> None:
