@@ -5,6 +5,7 @@ import json
 from random import Random
 
 import pytest
+from builders import World, client, make_config
 
 from everbatch.sim.run import RunOptions, SimulatedRun
 from everbatch.workload.builtin_scenarios import builtin_names, find_scenario
@@ -190,3 +191,12 @@ def test_who_leaves_at_a_reporting_point_makes_room_for_the_head():
     scenario = {"engine": engine, "requests": requests, "run": {"horizons": [16]}}
 
     both_ways(parse_scenario(json.dumps(scenario), "leaving", "leaving"))
+
+
+def test_nobody_leaps_before_a_failed_step_was_tried_again():
+    world = World(make_config(), [client("a", 5, 8), client("b", 5, 8)], frozenset({3}))
+    world.arrive()
+    while not world.step().error:
+        pass
+
+    assert world.engine.leap(lambda stretch: pytest.fail("the executor has forgotten all")) is None
