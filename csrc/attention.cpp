@@ -7,6 +7,7 @@
 // tokens are computed together. Both products are those of gemm.cpp, over panels that are made of the
 // tile, so a token's bits depend on its context alone: positions past its own get the weight 0, and
 // adding 0 times a number changes no sum.
+#include "attention_scratch.hpp"
 #include "kernels.hpp"
 #include "path_math.hpp"
 #include "tile_packing.hpp"
@@ -21,107 +22,66 @@ constexpr std::size_t kTilePairs = kTilePositions / kPairColumns;
 constexpr float kInfinity = __builtin_inff();
 constexpr std::size_t kLineValues = 64 / sizeof(Bf16);
 
-constexpr std::size_t round_up(std::size_t size, std::size_t step) {
-  return (size + step - 1) / step * step;
-}
-
-// One thread's memory. R rows: tokens times the query heads that share a key-value head.
-struct Scratch {
-  Bf16* zeros;         // [D], in place of positions that nobody sees
-  Bf16* key_panels;    // [4][D / 2][16][2]
-  Bf16* value_panels;  // [D / 16][32][16][2]
-  float* scores;       // [R, 64]
-  Bf16* weights;       // [R, 64]
-  std::size_t value_columns;
-  // Of one key-value head of the task.
-  Bf16* queries;     // [R, D]
-  float* sums;       // [R, value_columns]
-  float* largest;    // [R]
-  float* totals;     // [R, lanes]
-  std::byte* known;  // of the segments so far
-};
-
-// What some segments of a context give its rows.
-struct Known {
-  float* sums;     // [R, value_columns]
-  float* largest;  // [R]
-  float* totals;   // [R]
-};
-
-class Carver {
- public:
-  explicit Carver(std::byte* memory) : memory_(memory) {}
-
-  template <typename Element>
-  Element* take(std::size_t count) {
-    std::byte* taken = memory_ + used_;
-    used_ += round_up(count * sizeof(Element), 64);
-    return reinterpret_cast<Element*>(taken);
-  }
-  std::size_t used() const { return used_; }
-
- private:
-  std::byte* memory_;
-  std::size_t used_ = 0;
-};
-
-Known carve_known(const AttentionCall& call, std::size_t num_tokens, Carver& carver) {
-  const std::size_t num_rows = num_tokens * (call.num_heads / call.num_kv_heads);
-  Known known;
-  known.sums = carver.take<float>(num_rows * round_up(call.head_dim, kPairColumns));
-  known.largest = carver.take<float>(num_rows);
-  known.totals = carver.take<float>(num_rows);
-  return known;
-}
-
-void carve_head(const AttentionCall& call, std::size_t num_tokens, Carver& carver,
-                Scratch& scratch) {
-  const std::size_t num_rows = num_tokens * (call.num_heads / call.num_kv_heads);
-  scratch.queries = carver.take<Bf16>(num_rows * call.head_dim);
-  scratch.sums = carver.take<float>(num_rows * scratch.value_columns);
-  scratch.largest = carver.take<float>(num_rows);
-  scratch.totals = carver.take<float>(num_rows * kLanes);
-  Carver of_known(nullptr);
-  carve_known(call, num_tokens, of_known);
-  scratch.known = carver.take<std::byte>(of_known.used());
-}
-
-// The memory of one of the heads of a task; what they share is the same for all.
-Scratch carve(const AttentionCall& call, std::size_t num_tokens, std::size_t head,
-              Carver& carver) {
-  const std::size_t num_rows = num_tokens * (call.num_heads / call.num_kv_heads);
-  const std::size_t head_dim = call.head_dim;
-  Scratch scratch;
-  scratch.value_columns = round_up(head_dim, kPairColumns);
-  scratch.zeros = carver.take<Bf16>(head_dim);
-  scratch.key_panels = carver.take<Bf16>(kTilePositions * head_dim);
-  scratch.value_panels = carver.take<Bf16>(kTilePositions * scratch.value_columns);
-  scratch.scores = carver.take<float>(num_rows * kTilePositions);
-  scratch.weights = carver.take<Bf16>(num_rows * kTilePositions);
-  for (std::size_t i = 0; i <= head; ++i) carve_head(call, num_tokens, carver, scratch);
-  return scratch;
-}
-
 // Where the vectors [D] of a tile's positions lie; zeros past the last one that anybody sees.
 struct TileRows {
   const Bf16* keys[kTilePositions];
   const Bf16* values[kTilePositions];
 };
 
-void find_rows(const AttentionCall& call, const AttentionTask& task, const Bf16* zeros,
-               std::size_t first, std::size_t num_seen, TileRows& rows) {
+// Call visit(position in the tile, how many follow in one block, offset of the first one's heads).
+template <typename Visit>
+inline void visit_blocks(const AttentionCall& call, const AttentionTask& task, std::size_t first,
+                         std::size_t count, Visit visit) {
   const std::size_t stride = call.num_kv_heads * call.head_dim;
-  // Block by block, as a division costs more than all else that is done for a position here.
   std::size_t block = first / call.block_size, in_block = first % call.block_size;
-  for (std::size_t i = 0; i < num_seen; ++block, in_block = 0) {
-    const auto slot = static_cast<std::size_t>(task.block_table[block]) * call.block_size + in_block;
-    std::size_t offset = slot * stride + task.kv_head * call.head_dim;
-    for (; i < num_seen && in_block < call.block_size; ++i, ++in_block, offset += stride) {
-      rows.keys[i] = call.keys + offset;
-      rows.values[i] = call.values + offset;
-    }
+  for (std::size_t i = 0; i < count; ++block, in_block = 0) {
+    const std::size_t here = smaller(call.block_size - in_block, count - i);
+    const auto id = static_cast<std::size_t>(task.block_table[block]);
+    const std::size_t slot = id * call.block_size + in_block;
+    visit(i, here, slot * stride + task.kv_head * call.head_dim);
+    i += here;
   }
-  for (std::size_t i = num_seen; i < kTilePositions; ++i) rows.keys[i] = rows.values[i] = zeros;
+}
+
+bool has_all_heads(const AttentionCall& call, const AttentionTask& task) {
+  return task.num_kv_heads == call.num_kv_heads;
+}
+
+// Copy a tile of all heads, block by block: such long runs a CPU foresees, so they come from memory
+// twice as fast as the pieces of one head after the other do.
+void copy_tile(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
+               std::size_t first, std::size_t num_seen) {
+  const std::size_t stride = call.num_kv_heads * call.head_dim;
+  visit_blocks(call, task, first, num_seen,
+               [&](std::size_t i, std::size_t count, std::size_t offset) {
+                 const std::size_t bytes = count * stride * sizeof(Bf16);
+                 __builtin_memcpy(scratch.tile_keys + i * stride, call.keys + offset, bytes);
+                 __builtin_memcpy(scratch.tile_values + i * stride, call.values + offset, bytes);
+               });
+}
+
+// Of one head of the task, `head` counted from its first.
+void find_rows(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
+               std::size_t head, std::size_t first, std::size_t num_seen, TileRows& rows) {
+  const std::size_t stride = call.num_kv_heads * call.head_dim, own = head * call.head_dim;
+  if (has_all_heads(call, task)) {
+    for (std::size_t i = 0; i < num_seen; ++i) {
+      rows.keys[i] = scratch.tile_keys + i * stride + own;
+      rows.values[i] = scratch.tile_values + i * stride + own;
+    }
+  } else {
+    visit_blocks(call, task, first, num_seen,
+                 [&](std::size_t i, std::size_t count, std::size_t offset) {
+                   offset += own;
+                   for (const std::size_t end = i + count; i < end; ++i, offset += stride) {
+                     rows.keys[i] = call.keys + offset;
+                     rows.values[i] = call.values + offset;
+                   }
+                 });
+  }
+  for (std::size_t i = num_seen; i < kTilePositions; ++i) {
+    rows.keys[i] = rows.values[i] = scratch.zeros;
+  }
 }
 
 // Ask for what positions [first, last) of the context hold of the task's heads, which comes from
@@ -130,17 +90,18 @@ void find_rows(const AttentionCall& call, const AttentionTask& task, const Bf16*
 [[gnu::always_inline]] inline void fetch(const AttentionCall& call, const AttentionTask& task,
                                          std::size_t first, std::size_t last) {
   const std::size_t stride = call.num_kv_heads * call.head_dim;
-  std::size_t block = first / call.block_size, in_block = first % call.block_size;
-  for (std::size_t i = first; i < last; ++block, in_block = 0) {
-    const auto slot = static_cast<std::size_t>(task.block_table[block]) * call.block_size + in_block;
-    std::size_t offset = slot * stride + task.kv_head * call.head_dim;
-    for (; i < last && in_block < call.block_size; ++i, ++in_block, offset += stride) {
-      for (std::size_t value = 0; value < task.num_kv_heads * call.head_dim; value += kLineValues) {
-        __builtin_prefetch(call.keys + offset + value, 0, 3);
-        __builtin_prefetch(call.values + offset + value, 0, 3);
-      }
-    }
-  }
+  const std::size_t own = task.num_kv_heads * call.head_dim;
+  visit_blocks(call, task, first, last - first,
+               [&](std::size_t, std::size_t count, std::size_t offset) {
+                 const Bf16* const starts[] = {call.keys + offset, call.values + offset};
+                 for (const Bf16* from : starts) {
+                   for (std::size_t i = 0; i < count; ++i, from += stride) {
+                     for (std::size_t value = 0; value < own; value += kLineValues) {
+                       __builtin_prefetch(from + value);
+                     }
+                   }
+                 }
+               });
 }
 
 // Scale the scores of a tile, in place; give the largest of them and of `largest`.
@@ -214,14 +175,15 @@ void clear(const Scratch& scratch, std::size_t num_rows) {
   for (std::size_t row = 0; row < num_rows; ++row) scratch.largest[row] = -kInfinity;
 }
 
-// Add the tile of positions from `first` on, of which the last token sees `num_seen`.
+// Add to one head of the task the tile of positions from `first` on, of which the last token sees
+// `num_seen`.
 void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
-              std::size_t first, std::size_t num_seen) {
+              std::size_t head, std::size_t first, std::size_t num_seen) {
   const std::size_t group = call.num_heads / call.num_kv_heads;
   const std::size_t num_rows = task.num_tokens * group;
   const std::size_t num_columns = round_up(num_seen, kPairColumns);
   TileRows rows;
-  find_rows(call, task, scratch.zeros, first, num_seen, rows);
+  find_rows(call, task, scratch, head, first, num_seen, rows);
   pack_keys(rows.keys, num_columns, call.head_dim, scratch.key_panels);
   gemm({.x = scratch.queries,
         .x_stride = call.head_dim,
@@ -269,13 +231,15 @@ void add_segment(const AttentionCall& call, const AttentionTask& task, const Scr
   const std::size_t context_end = task.first_position + task.num_tokens;
   const std::size_t last = smaller(context_end, (segment + 1) * kSegmentPositions);
   for (std::size_t first = segment * kSegmentPositions; first < last; first += kTilePositions) {
+    const std::size_t num_seen = smaller(context_end - first, kTilePositions);
+    if (has_all_heads(call, task)) {
+      copy_tile(call, task, heads[0], first, num_seen);
+    } else {
+      const std::size_t next = smaller(context_end, first + kTilePositions);
+      fetch(call, task, next, smaller(context_end, next + kTilePositions));
+    }
     for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
-      // A part of the next tile, so that requests do not wait for each other.
-      const std::size_t next = first + kTilePositions;
-      fetch(call, task, smaller(context_end, next + head * kTilePositions / task.num_kv_heads),
-            smaller(context_end, next + (head + 1) * kTilePositions / task.num_kv_heads));
-      add_tile(call, of_head(task, head), heads[head], first,
-               smaller(context_end - first, kTilePositions));
+      add_tile(call, task, heads[head], head, first, num_seen);
     }
   }
 }
@@ -304,7 +268,9 @@ void join_segment(const AttentionCall& call, const AttentionTask& task, std::siz
     known.totals[row] = known.totals[row] * shrink + next.totals[row] * next_shrink;
     float* __restrict sums = known.sums + row * columns;
     const float* __restrict next_sums = next.sums + row * columns;
-    for (std::size_t i = 0; i < columns; ++i) sums[i] = sums[i] * shrink + next_sums[i] * next_shrink;
+    for (std::size_t i = 0; i < columns; ++i) {
+      sums[i] = sums[i] * shrink + next_sums[i] * next_shrink;
+    }
   }
 }
 
@@ -325,6 +291,16 @@ std::size_t num_rows_of(const AttentionCall& call, const AttentionTask& task) {
   return task.num_tokens * (call.num_heads / call.num_kv_heads);
 }
 
+// Make the memory of each head of a task ready.
+void start_all(const AttentionCall& call, const AttentionTask& task, std::byte* memory,
+               Scratch* heads) {
+  for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
+    Carver carver(memory);
+    heads[head] = carve(call, task.num_tokens, head, carver);
+    start(call, of_head(task, head), heads[head]);
+  }
+}
+
 }  // namespace
 
 std::size_t attention_scratch(const AttentionCall& call, std::size_t num_tokens,
@@ -334,23 +310,24 @@ std::size_t attention_scratch(const AttentionCall& call, std::size_t num_tokens,
   return carver.used();
 }
 
-std::size_t segment_bytes(const AttentionCall& call, std::size_t num_tokens) {
+std::size_t segment_bytes(const AttentionCall& call, std::size_t num_tokens,
+                          std::size_t num_kv_heads) {
   Carver carver(nullptr);
-  carve_known(call, num_tokens, carver);
+  for (std::size_t head = 0; head < num_kv_heads; ++head) carve_known(call, num_tokens, carver);
   return carver.used();
 }
 
 void attend(const AttentionCall& call, const AttentionTask& task, std::byte* memory) {
   const std::size_t num_rows = num_rows_of(call, task);
-  fetch(call, task, 0, smaller(task.first_position + task.num_tokens, kTilePositions));
+  if (!has_all_heads(call, task)) {
+    fetch(call, task, 0, smaller(task.first_position + task.num_tokens, kTilePositions));
+  }
   Scratch heads[kMaxHeadsTogether];
   Known known[kMaxHeadsTogether];
+  start_all(call, task, memory, heads);
   for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
-    Carver carver(memory);
-    heads[head] = carve(call, task.num_tokens, head, carver);
     Carver of_known(heads[head].known);
     known[head] = carve_known(call, task.num_tokens, of_known);
-    start(call, of_head(task, head), heads[head]);
   }
   add_segment(call, task, heads, 0);
   for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
@@ -373,22 +350,28 @@ void attend(const AttentionCall& call, const AttentionTask& task, std::byte* mem
 }
 
 void attend_segment(const AttentionCall& call, const AttentionTask& task, std::size_t segment,
-                    std::byte* memory, std::byte* known_memory) {
-  Carver carver(memory), of_known(known_memory);
-  const Scratch scratch = carve(call, task.num_tokens, 0, carver);
-  start(call, task, scratch);
-  add_segment(call, task, &scratch, segment);
-  take_segment(scratch, num_rows_of(call, task), carve_known(call, task.num_tokens, of_known));
+                    std::byte* memory, std::byte* out) {
+  Scratch heads[kMaxHeadsTogether];
+  start_all(call, task, memory, heads);
+  add_segment(call, task, heads, segment);
+  Carver carver(out);
+  for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
+    take_segment(heads[head], num_rows_of(call, task), carve_known(call, task.num_tokens, carver));
+  }
 }
 
-void join_segments(const AttentionCall& call, const AttentionTask& task, std::byte* memory) {
-  Carver first(memory);
-  const Known known = carve_known(call, task.num_tokens, first);
-  for (std::size_t segment = 1; segment < num_segments(task); ++segment) {
-    Carver carver(memory + segment * segment_bytes(call, task.num_tokens));
-    join_segment(call, task, segment, carve_known(call, task.num_tokens, carver), known);
+void join_segments(const AttentionCall& call, const AttentionTask& task, std::byte* segments) {
+  const std::size_t bytes = segment_bytes(call, task.num_tokens, task.num_kv_heads);
+  const std::size_t head_bytes = bytes / task.num_kv_heads;
+  for (std::size_t head = 0; head < task.num_kv_heads; ++head, segments += head_bytes) {
+    Carver first(segments);
+    const Known known = carve_known(call, task.num_tokens, first);
+    for (std::size_t segment = 1; segment < num_segments(task); ++segment) {
+      Carver carver(segments + segment * bytes);
+      join_segment(call, task, segment, carve_known(call, task.num_tokens, carver), known);
+    }
+    write_rows(call, of_head(task, head), known);
   }
-  write_rows(call, task, known);
 }
 
 }  // namespace everbatch::EVERBATCH_PATH

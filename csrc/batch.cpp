@@ -14,8 +14,8 @@ constexpr std::size_t kRowsTogether = 96;
 // A task longer than one of so many equal parts for each thread is cut into its segments, if what
 // they give takes no more than this.
 constexpr std::size_t kPartsPerThread = 8;
-// From so many rows on, the heads of a token are one task.
-constexpr std::size_t kRowsPerThread = 4;
+// Where there are so many segments, the heads of a decode are one task.
+constexpr std::size_t kSegmentsPerThread = 4;
 constexpr std::size_t kMaxSegmentBytes = 4 << 20;
 constexpr std::size_t kLine = 64;
 
@@ -60,11 +60,12 @@ void run_tasks(Runtime& runtime, const AttentionCall& call, const std::vector<At
   std::vector<Part> cut;
   for (std::size_t index = 0; index < tasks.size(); ++index) {
     const AttentionTask& task = tasks[index];
-    const std::size_t size = runtime.kernels.segment_bytes(call, task.num_tokens);
+    const std::size_t size =
+        runtime.kernels.segment_bytes(call, task.num_tokens, task.num_kv_heads);
     const std::size_t count = num_segments(task);
     const bool is_long =
         context_of(task) * task.num_tokens * num_threads * kPartsPerThread > total;
-    if (num_threads == 1 || count == 1 || task.num_kv_heads > 1 || !is_long || size * count > kMaxSegmentBytes) {
+    if (num_threads == 1 || count == 1 || !is_long || size * count > kMaxSegmentBytes) {
       parts.push_back({index, 0, true, 0});
       continue;
     }
@@ -134,8 +135,12 @@ void paged_attention(Runtime& runtime, const AttentionCall& call, const Batch& b
   const std::size_t most_tokens = std::max<std::size_t>(kRowsTogether / group, 1);
   std::vector<AttentionTask> tasks;
   std::size_t longest = 1;
-  const bool is_crowd = batch.num_rows() >=
-                        kRowsPerThread * static_cast<std::size_t>(runtime.pool.num_threads());
+  const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());
+  std::size_t all_segments = 0;
+  for (const std::int32_t context_len : batch.context_lens) {
+    all_segments += div_ceil(static_cast<std::size_t>(context_len), kSegmentPositions);
+  }
+  const bool is_much = num_threads == 1 || all_segments >= kSegmentsPerThread * num_threads;
   for (std::size_t row = 0; row < batch.num_rows(); ++row) {
     const auto row_first = static_cast<std::size_t>(batch.cu_seqlens_q[row]);
     const auto row_last = static_cast<std::size_t>(batch.cu_seqlens_q[row + 1]);
@@ -144,7 +149,7 @@ void paged_attention(Runtime& runtime, const AttentionCall& call, const Batch& b
       longest = std::max(longest, num_tokens);
       // A token alone looks at little, and what one head needs lies beside what the next one does.
       const std::size_t together =
-          num_tokens == 1 && is_crowd ? std::min(call.num_kv_heads, kMaxHeadsTogether) : 1;
+          num_tokens == 1 && is_much ? std::min(call.num_kv_heads, kMaxHeadsTogether) : 1;
       for (std::size_t head = 0; head < call.num_kv_heads; head += together) {
         tasks.push_back({batch.block_tables.data() + row * batch.max_blocks(), first, num_tokens,
                          static_cast<std::size_t>(batch.positions[first]), head,

@@ -79,7 +79,7 @@ struct AttentionTask {
   std::size_t first_token;          // index into T
   std::size_t num_tokens;
   std::size_t first_position;  // of first_token in its context
-  std::size_t kv_head;  // the first; a task that is cut into segments has one
+  std::size_t kv_head;       // the first
   std::size_t num_kv_heads;  // at most kMaxHeadsTogether
 };
 
@@ -140,7 +140,8 @@ struct PathKernels {
   void (*attend)(const AttentionCall& call, const AttentionTask& task, std::byte* scratch);
   // The same segment by segment: each is computed into memory of its own, `segment_bytes` from one to
   // the next and 64-byte aligned, and in the end they are joined and written.
-  std::size_t (*segment_bytes)(const AttentionCall& call, std::size_t num_tokens);
+  std::size_t (*segment_bytes)(const AttentionCall& call, std::size_t num_tokens,
+                               std::size_t num_kv_heads);
   void (*attend_segment)(const AttentionCall& call, const AttentionTask& task, std::size_t segment,
                          std::byte* scratch, std::byte* out);
   void (*join_segments)(const AttentionCall& call, const AttentionTask& task, std::byte* segments);

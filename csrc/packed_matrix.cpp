@@ -137,7 +137,8 @@ PackedMatrix::Cut PackedMatrix::cut_for(const Runtime& runtime, std::size_t num_
   Cut cut;
   cut.block_rows = rows_of_a_block(num_k_pairs_);
   cut.num_blocks = div_ceil(num_rows, cut.block_rows);
-  const std::size_t wished = static_cast<std::size_t>(runtime.pool.num_threads()) * kPiecesPerThread;
+  const std::size_t wished =
+      static_cast<std::size_t>(runtime.pool.num_threads()) * kPiecesPerThread;
   const std::size_t pairs =
       div_ceil(num_panel_pairs_ * std::max<std::size_t>(cut.num_blocks, 1), wished);
   cut.pairs = std::min(pairs, num_panel_pairs_);

@@ -7,7 +7,8 @@ void gemm(const GemmCall& call, Range rows, Range pairs);
 std::size_t attention_scratch(const AttentionCall& call, std::size_t num_tokens,
                               std::size_t num_kv_heads);
 void attend(const AttentionCall& call, const AttentionTask& task, std::byte* scratch);
-std::size_t segment_bytes(const AttentionCall& call, std::size_t num_tokens);
+std::size_t segment_bytes(const AttentionCall& call, std::size_t num_tokens,
+                          std::size_t num_kv_heads);
 void attend_segment(const AttentionCall& call, const AttentionTask& task, std::size_t segment,
                     std::byte* scratch, std::byte* out);
 void join_segments(const AttentionCall& call, const AttentionTask& task, std::byte* segments);

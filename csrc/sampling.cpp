@@ -230,7 +230,9 @@ void RowSampler::find_logprobs(const WeighCall& call, std::size_t num_top, Sampl
                                std::int64_t* top_ids, float* top_logprobs) {
   const auto total = static_cast<double>(kernels_.weigh(call, weights_.data()));
   const auto log_total = static_cast<float>(std::log(total * kUnit));
-  const auto logprob_of = [&](std::size_t id) { return call.values[id] - call.largest - log_total; };
+  const auto logprob_of = [&](std::size_t id) {
+    return call.values[id] - call.largest - log_total;
+  };
   const auto token_id = static_cast<std::size_t>(row.token_id);
   row.logprob = logprob_of(token_id);
   row.rank = 1 + std::count_if(call.values, call.values + vocab_size_,

@@ -77,7 +77,8 @@ std::int64_t weigh(const WeighCall& call, float* __restrict weights) {
 void find_buckets(const WeighCall& call, Bucket* __restrict buckets) {
   for (std::size_t i = 0; i < call.size; ++i) {
     const float depth = -scaled(call, i) * kBucketsPerUnit;
-    buckets[i] = static_cast<Bucket>(static_cast<std::int32_t>(depth < kLastBucket ? depth : kLastBucket));
+    const float held = depth < kLastBucket ? depth : kLastBucket;
+    buckets[i] = static_cast<Bucket>(static_cast<std::int32_t>(held));
   }
 }
 

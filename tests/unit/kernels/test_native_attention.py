@@ -187,3 +187,26 @@ def test_a_nan_in_a_segment_is_seen_by_those_behind_it(which: str) -> None:
 
     assert np.isnan(out[300:]).all()
     assert np.isfinite(out[:300]).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("block_size", [1, 5, 16, 64, 100])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (24, 12), (2, 1)])
+def test_heads_that_are_computed_together_give_the_bits_of_each_alone(
+    heads: int, kv_heads: int, block_size: int, path: str
+) -> None:
+    # One thread takes the heads of a decode together, 8 at most; four take them apart.
+    case = make_case(135, heads=heads, kv_heads=kv_heads, head_dim=32, block_size=block_size)
+    expected = attend(case, [135], path, threads=1)
+
+    for threads in (1, 4):
+        np.testing.assert_array_equal(attend(case, [126] + [1] * 9, path, threads), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_segments_of_heads_together_do_not_change_a_bit(threads: int) -> None:
+    # 9 segments: with two threads a decode's heads are together, with four apart.
+    case = make_case(2_100, heads=6, kv_heads=3, head_dim=16)
+    expected = attend(case, [2_100], threads=1)
+
+    np.testing.assert_array_equal(attend(case, [2_097, 1, 1, 1], threads=threads), expected)
