@@ -11,6 +11,7 @@
 #include "kernels.hpp"
 #include "path_math.hpp"
 #include "tile_packing.hpp"
+#include "tile_softmax.hpp"
 
 namespace everbatch::EVERBATCH_PATH {
 
@@ -104,35 +105,6 @@ void find_rows(const AttentionCall& call, const AttentionTask& task, const Scrat
                });
 }
 
-// Scale the scores of a tile, in place; give the largest of them and of `largest`.
-inline float scale_and_find_largest(float* __restrict scores, float scale, float largest) {
-  float lanes[kLanes];
-  for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] = largest;
-  for (std::size_t first = 0; first < kTilePositions; first += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      const float score = scores[first + lane] * scale;
-      scores[first + lane] = score;
-      // False for a NaN, which so stays out of here; the weights will have it.
-      lanes[lane] = score > lanes[lane] ? score : lanes[lane];
-    }
-  }
-  return join_lanes<kLanes>(lanes, [](float a, float b) { return b > a ? b : a; });
-}
-
-inline void exponentiate(const float* __restrict scores, float largest, Bf16* __restrict weights) {
-  for (std::size_t i = 0; i < kTilePositions; ++i) weights[i] = to_bf16(exp_of(scores[i] - largest));
-}
-
-// totals = totals * shrink + weights, lane by lane.
-inline void add_weights(const Bf16* __restrict weights, float shrink, float* __restrict totals) {
-  for (std::size_t lane = 0; lane < kLanes; ++lane) totals[lane] *= shrink;
-  for (std::size_t first = 0; first < kTilePositions; first += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      totals[lane] += to_float(weights[first + lane]);
-    }
-  }
-}
-
 // Turn a row's scores of a tile into weights, and rescale what was summed before.
 // Positions [0, num_seen) of the tile count; what is stored for the others may be anything.
 void softmax_row(const AttentionCall& call, const Scratch& scratch, std::size_t row,
@@ -140,16 +112,21 @@ void softmax_row(const AttentionCall& call, const Scratch& scratch, std::size_t 
   float* scores = scratch.scores + row * kTilePositions;
   Bf16* weights = scratch.weights + row * kTilePositions;
   for (std::size_t i = num_seen; i < kTilePositions; ++i) scores[i] = -kInfinity;
-  const float largest = scale_and_find_largest(scores, call.scale, scratch.largest[row]);
-  // Of the first tile this is e ** -87 at most, times sums that are 0.
-  const float shrink = exp_of(scratch.largest[row] - largest);
-  scratch.largest[row] = largest;
+  float* totals = scratch.totals + row * kLanes;
+  const float before = scratch.largest[row];
+  const float largest = scale_and_find_largest(scores, call.scale, before);
+  if (largest != before) {
+    // Otherwise it is e ** 0, exactly 1. Of the first tile it is e ** -87 at most, times 0.
+    const float shrink = exp_of(before - largest);
+    scratch.largest[row] = largest;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) totals[lane] *= shrink;
+    float* sums = scratch.sums + row * scratch.value_columns;
+    for (std::size_t i = 0; i < scratch.value_columns; ++i) sums[i] *= shrink;
+  }
   exponentiate(scores, largest, weights);
   for (std::size_t i = num_seen; i < kTilePositions; ++i) weights[i] = 0;
   // As rounded, which is what the product will use: so the weights sum to 1.
-  add_weights(weights, shrink, scratch.totals + row * kLanes);
-  float* sums = scratch.sums + row * scratch.value_columns;
-  for (std::size_t i = 0; i < scratch.value_columns; ++i) sums[i] *= shrink;
+  add_weights(weights, totals);
 }
 
 void start(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch) {
