@@ -10,7 +10,7 @@ from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.content_reader import ContentReader
 from everbatch.scheduler.draft import TRIED_APART, Draft, Known, Lack
 from everbatch.scheduler.plan import Deferral, DeferReason
-from everbatch.scheduler.request import Request
+from everbatch.scheduler.request import Request, by_admission
 from everbatch.scheduler.state import SchedulerState
 
 
@@ -38,7 +38,7 @@ class DecodePlanner:
         if len(state.decodes) + len(state.idle_decodes) > limit:
             held_back = self._rotate(draft, limit)
         else:
-            draft.joined = dict.fromkeys(sorted(state.idle_decodes, key=_by_admission))
+            draft.joined = dict.fromkeys(sorted(state.idle_decodes, key=by_admission))
         self._place_needing(draft)
         return held_back
 
@@ -53,7 +53,7 @@ class DecodePlanner:
                 if request in state.decodes:
                     draft.left[request] = None
         idle = [request for request in state.idle_decodes if request in chosen]
-        draft.joined = dict.fromkeys(sorted(idle, key=_by_admission))
+        draft.joined = dict.fromkeys(sorted(idle, key=by_admission))
         self._place_needing(draft)
 
     def _place_needing(self, draft: Draft) -> None:
@@ -64,7 +64,7 @@ class DecodePlanner:
         needing = [r for r in state.due if r in state.decodes and r not in draft.left]
         needing += [r for r in draft.joined if self._is_full(r) or self._shares_tail(r)]
         if needing:
-            needing.sort(key=_by_admission)
+            needing.sort(key=by_admission)
             self._place_all(draft, needing)
 
     def give_back(self, draft: Draft, held_back: list[Request]) -> None:
@@ -82,7 +82,7 @@ class DecodePlanner:
             draft.deferred.pop(request, None)
             draft.num_decodes += 1
             budget_left -= 1
-        draft.joined = dict.fromkeys(sorted(draft.joined, key=_by_admission))
+        draft.joined = dict.fromkeys(sorted(draft.joined, key=by_admission))
 
     def note_lacks(self, draft: Draft, held_back: list[Request]) -> None:
         """Say what each that is still held back lacks: tokens for those before it in turn too."""
@@ -133,7 +133,7 @@ class DecodePlanner:
             reason = DeferReason.PREFILL_SHARE if shared else DeferReason.TOKEN_BUDGET
             draft.deferred[request] = Deferral(reason, 1, 0)
         chosen = [request for request in ranked[:limit] if request in state.idle_decodes]
-        draft.joined = dict.fromkeys(sorted(chosen, key=_by_admission))
+        draft.joined = dict.fromkeys(sorted(chosen, key=by_admission))
         return ranked[limit:]
 
     def _place_all(self, draft: Draft, needing: list[Request]) -> None:
@@ -199,7 +199,3 @@ class DecodePlanner:
         if request.group is None or self._is_full(request):
             return False
         return self._state.pool.ref_count(request.block_table[-1]) > 1
-
-
-def _by_admission(request: Request) -> int:
-    return request.admission_number

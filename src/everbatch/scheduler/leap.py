@@ -17,7 +17,7 @@ from everbatch.scheduler.draft import BEHIND_HEAD, Draft
 from everbatch.scheduler.lifecycle import Lifecycle
 from everbatch.scheduler.plan import DeferReason, StepOutcome
 from everbatch.scheduler.report import DeferralLog
-from everbatch.scheduler.request import Request
+from everbatch.scheduler.request import Request, by_admission
 from everbatch.scheduler.state import SchedulerState
 
 
@@ -165,7 +165,7 @@ class Leaps:
     def _join_idle(self) -> tuple[list[int], list[Request]]:
         """Let all decode who can; gives the slots released since the last step, and who joined."""
         state = self._state
-        joined = sorted(state.idle_decodes, key=_by_admission)
+        joined = sorted(state.idle_decodes, key=by_admission)
         for request in joined:
             self._lifecycle.join(request)
         released, state.released_slots = state.released_slots, []
@@ -174,15 +174,17 @@ class Leaps:
     def _append_to_each(self, needing: list[Request]) -> _Taken:
         """Give each one more block, of which there are enough; gives who took which."""
         if len(needing) > 1:
-            needing.sort(key=_by_admission)
+            needing.sort(key=by_admission)
         blocks = self._state.pool.allocate(len(needing))
         assert blocks is not None
+        taken = []
         for request, block in zip(needing, blocks, strict=True):
             request.block_table.append(block)
+            taken.append((request.id, (block,)))
         if self._state.rights is not None:
             for request in needing:
                 self._state.rights.note(request)
-        return tuple([(r.id, (block,)) for r, block in zip(needing, blocks, strict=True)])
+        return tuple(taken)
 
     def _is_settled(self) -> bool:
         """Whether those who can decode are all who could run."""
@@ -219,7 +221,3 @@ def _lasting_obstacles(config: SchedulerConfig) -> tuple[DeferReason, ...]:
     if config.enable_prefix_caching or config.admission not in ("now", "prompt"):
         return (DeferReason.SEQUENCE_BUDGET,)
     return (DeferReason.SEQUENCE_BUDGET, DeferReason.KV_BUDGET)
-
-
-def _by_admission(request: Request) -> int:
-    return request.admission_number

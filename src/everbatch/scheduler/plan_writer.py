@@ -8,7 +8,7 @@ from heapq import nsmallest
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft
 from everbatch.scheduler.plan import Admission, PrefillChunk, StepPlan
-from everbatch.scheduler.request import Request
+from everbatch.scheduler.request import Request, by_admission
 from everbatch.scheduler.state import SchedulerState
 
 
@@ -64,7 +64,7 @@ class PlanWriter:
         """Say again who holds which slot and who decodes, to an executor that has forgotten it."""
         state, decodes = self._state, self._state.decodes
         holders = [r for r in state.slots if r is not None and _leader(r) not in draft.victims]
-        for request in sorted(holders, key=_by_admission):
+        for request in sorted(holders, key=by_admission):
             ran = decodes.progress(request)
             plan.restated.append(
                 Admission(
@@ -126,10 +126,6 @@ def _leader(request: Request) -> Request:
     """Give who computes the prompt for a request: another sample, or itself."""
     assert request.group is not None or not request.is_follower
     return request.group.leader if request.group is not None and request.is_follower else request
-
-
-def _by_admission(request: Request) -> int:
-    return request.admission_number
 
 
 def _slot(request: Request) -> int:

@@ -200,3 +200,8 @@ class Request:
         """Change state; a move that the table does not allow is a bug."""
         assert status in ALLOWED_MOVES[self.status], f"{self.id}: {self.status} to {status}"
         self.status = status
+
+
+def by_admission(request: Request) -> int:
+    """Give the key by which those who hold slots are sorted: who was admitted first comes first."""
+    return request.admission_number
