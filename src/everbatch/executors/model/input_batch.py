@@ -97,6 +97,8 @@ class InputBatch:
         """
         decodes = self._decodes[: self._num_decodes]
         assert len(decodes) == plan.num_decodes, "executor and scheduler differ about the decodes"
+        if not plan.chunks and not plan.masked:
+            return self._pack_decodes(decodes)
         chunks = plan.chunks
         decode_positions = self._num_computed[decodes]
         chunk_slots = np.array([chunk.slot for chunk in chunks], np.int32)
@@ -127,6 +129,27 @@ class InputBatch:
             assert scratch_block is not None
             batch = _with_masked_rows(batch, len(plan.masked), scratch_block, self._block_size)
         return PackedStep(batch, *_sampling_rows(plan, decodes))
+
+    def _pack_decodes(self, decodes: Int32s) -> PackedStep:
+        """Pack a step of decodes alone, as most are: what `pack` gives, by half as many calls."""
+        positions = self._num_computed[decodes]
+        context_lens = positions + np.int32(1)
+        in_order = np.arange(len(decodes) + 1, dtype=np.int32)
+        width = div_ceil(int(context_lens.max()), self._block_size)
+        tables = self._block_tables[decodes, :width]
+        block_of, in_block = np.divmod(positions, np.int32(self._block_size))
+        batch = PackedBatch(
+            input_ids=self.token_ids[decodes, positions],
+            positions=positions,
+            cu_seqlens_q=in_order,
+            context_lens=context_lens,
+            block_tables=tables,
+            slot_mapping=tables[in_order[:-1], block_of] * np.int32(self._block_size) + in_block,
+            logit_rows=in_order[:-1],
+            num_prefills=0,
+        )
+        # A copy, as the decode set may change before the tokens are noted.
+        return PackedStep(batch, decodes.copy(), in_order[:-1])
 
     def commit(self, plan: StepPlan, slots: Int32s, new_token_ids: Int32s) -> None:
         """Note what a step consumed and emitted. slots, new_token_ids: [R] int32."""
