@@ -1,6 +1,7 @@
 """What the model executor makes of a pass that fails: the world's fault, or a bug."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from everbatch.executors.model.executor import ModelExecutor
 from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
-from everbatch.kernels.sampling import SampledTokens, SamplingRows, sample
+from everbatch.kernels.sampling import RowLogprobs, SampledTokens, SamplingRows, sample
 from everbatch.kernels.weights import NetworkShape
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.request import FinishReason
@@ -120,6 +121,43 @@ def test_preempted_request_keeps_its_tokens_through_a_pass_without_memory() -> N
     assert engine.stats().num_preemptions == 1
     assert ends == {"a": FinishReason.ERROR, "b": FinishReason.LENGTH}
     assert texts["b"] == list(range(29, 41))
+
+
+class NoRoomForLogprobs(dict[int, RowLogprobs]):
+    """Log probabilities that nobody can read for lack of memory."""
+
+    def get(self, *_: object) -> RowLogprobs | None:
+        raise MemoryError
+
+
+class LateFailure(CountingNetwork):
+    """Pass 2 runs out of memory once its tokens have been chosen."""
+
+    def sample(
+        self, batch: PackedBatch, kv: KVStorage, logits_of: Int32s, rows: SamplingRows
+    ) -> SampledTokens:
+        sampled = super().sample(batch, kv, logits_of, rows)
+        if self._num_passes == 2:
+            return replace(sampled, logprobs=NoRoomForLogprobs(sampled.logprobs))
+        return sampled
+
+
+def test_tokens_of_a_pass_that_failed_late_do_not_count() -> None:
+    config = SchedulerConfig(
+        max_num_seqs=2, max_num_batched_tokens=32, num_blocks=NUM_BLOCKS, block_size=4
+    )
+    said = []
+    for network in (CountingNetwork({}), LateFailure({})):
+        engine = Engine(config, ModelExecutor(network, config, (), 0), VirtualClock())
+        # Each draw depends on its position, each penalty on the outputs before.
+        params = SamplingParams(seed=1, frequency_penalty=1.0, logprobs=0, max_tokens=8)
+        request = EngineRequest("a", np.array([1], np.int32), 1, params)
+        assert engine.add(request) is None
+        texts, ends, _ = run(engine)
+        assert ends == {"a": FinishReason.LENGTH}
+        said.append(texts["a"])
+
+    assert said[1] == said[0]
 
 
 @pytest.mark.parametrize("error", [ValueError("shapes"), IndexError("row 7"), AssertionError()])

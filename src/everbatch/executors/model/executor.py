@@ -164,9 +164,11 @@ class ModelExecutor:
         assert isinstance(request, EngineRequest)
         self._rows[slot] = _Row(request, admission.request_id, admission.sample)
         self._slot_of[admission.request_id] = slot
+        # A pass that failed late has perhaps noted a token that nobody was told.
+        num_told = request.num_prompt_tokens + admission.num_output_tokens
         self._batch.admit(
             slot,
-            _known_tokens(request, admission.sample),
+            _known_tokens(request, admission.sample)[:num_told],
             admission.cached_blocks,
             admission.num_cached_tokens,
         )
