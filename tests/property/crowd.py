@@ -265,7 +265,11 @@ class Crowd:
         if result.plan is None:
             return
         scheduler = self.world.engine.scheduler
+        ended = {id for id, _ in result.finished}
         for request in scheduler.state.requests.values():
+            if request.group is not None and any(r.id in ended for r in request.group.ended):
+                # It may go on in place of a sample that left during the step.
+                continue
             if request.slot is None and not request.is_follower:
                 assert request in scheduler.deferrals.current, "somebody waits for no reason"
 
