@@ -68,10 +68,15 @@ class DrivenEngine:
     _draws: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @classmethod
-    def of(cls, llm: LLM) -> "DrivenEngine":
-        """Drive the engine of an LLM, on the wall clock."""
+    def of(cls, llm: LLM, *, cpu_time: bool = False) -> "DrivenEngine":
+        """Drive the engine of an LLM on the wall clock, or on the CPU time of this process."""
         real = llm.real
-        return cls(real.engine, real.clock, real.vocab_size, real.options.header())
+        sleep = time.sleep
+        if cpu_time:
+            # The engine holds this very clock.
+            real.clock.now_ns = time.process_time_ns  # type: ignore[method-assign]
+            sleep = spin
+        return cls(real.engine, real.clock, real.vocab_size, real.options.header(), sleep)
 
     def run(self, specs: Sequence[RequestSpec], last: Sequence[str] = ()) -> Recording:
         """Run to the end of all requests, or of those in `last`: there the recording ends, too.
@@ -127,6 +132,13 @@ def request_spec(id: str, position: int, arrival: int, prompt: int, output: int)
     """Give a request of so many tokens; it ends by its limit, in a simulation too."""
     segments = (Segment(None, prompt),)
     return RequestSpec(id, position, arrival, Prompt(prompt, segments), output + 1, output)
+
+
+def spin(seconds: float) -> None:
+    """Wait on the clock of CPU time, which stands still for who sleeps."""
+    end_s = time.process_time() + seconds
+    while time.process_time() < end_s:
+        pass
 
 
 def positive(text: str) -> int:

@@ -1,7 +1,7 @@
 """Jitter: what a prompt that is computed beside decodes does to the gaps between their tokens.
 
     python benchmarks/jitter.py [MODEL] [--budgets 64,128,256,512,1024,2048] [--json FILE]
-                                [--trace FOLDER]
+                                [--trace FOLDER] [--cpu-time]
 
 Eight requests decode while prompts of 1,500 tokens come, one after the other. For each token budget
 of a step: the gaps between two tokens of the eight, by the kind of the step that ended the gap,
@@ -36,7 +36,7 @@ from driven_engine import (
     token_gaps,
 )
 from harness import LOCK_PATH, BenchmarkError, machine_lock
-from provenance import Watch
+from provenance import Watch, clock_facts
 
 from everbatch import __version__
 from everbatch.base.errors import EverbatchError
@@ -281,6 +281,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--prompts", type=positive, default=NUM_PROMPTS, help="long prompts a budget"
     )
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="with one thread, in its CPU time: for a machine on which others compute",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="write a trace of each run")
     options = parser.parse_args(arguments)
@@ -288,12 +293,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with machine_lock(LOCK_PATH):
             watch = Watch()
             found = study(
-                lambda budget: _engine(options.model, budget),
+                lambda budget: _engine(options.model, budget, cpu_time=options.cpu_time),
                 options.budgets,
                 options.prompts,
                 Traces(options.trace),
             )
-            told = {**watch.facts(), **facts(found)}
+            told = {**watch.facts(), **clock_facts(cpu_time=options.cpu_time), **facts(found)}
     except (BenchmarkError, EverbatchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -341,8 +346,10 @@ def _predict(scenario: Scenario, step_time: StepTime, traces: Traces) -> Times:
     return times_of(seen.events, {spec.id: spec.arrival for spec in scenario.requests})
 
 
-def _engine(model: str | None, budget: int) -> DrivenEngine:
-    return DrivenEngine.of(LLM(model, max_num_batched_tokens=budget, **OPTIONS))
+def _engine(model: str | None, budget: int, *, cpu_time: bool) -> DrivenEngine:
+    threads = 1 if cpu_time else None
+    llm = LLM(model, threads=threads, max_num_batched_tokens=budget, **OPTIONS)
+    return DrivenEngine.of(llm, cpu_time=cpu_time)
 
 
 def _warm_up() -> list[RequestSpec]:

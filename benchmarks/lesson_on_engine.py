@@ -1,6 +1,6 @@
 """The lesson's six requests on the real engine: static batches against continuous batching.
 
-    python benchmarks/lesson_on_engine.py [MODEL] [--json FILE] [--svg FILE] [--rounds 5]
+    python benchmarks/lesson_on_engine.py [MODEL] [--json FILE] [--svg FILE] [--cpu-time]
 
 Slots, prompts, outputs and arrivals are those of the built-in scenarios lesson-static and
 lesson-continuous. There times are steps; here a step is as long as one with four decodes takes on
@@ -32,7 +32,7 @@ from driven_engine import (
     token_gaps,
 )
 from harness import LOCK_PATH, BenchmarkError, machine_lock
-from provenance import Watch
+from provenance import Watch, clock_facts
 
 from everbatch.base.errors import EverbatchError
 from everbatch.base.events import Finished
@@ -179,15 +179,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", help="default: the default model")
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="with one thread, in its CPU time: for a machine on which others compute",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture")
     options = parser.parse_args(arguments)
     try:
         with machine_lock(LOCK_PATH), tempfile.TemporaryDirectory() as folder:
             watch = Watch()
-            engines = {mode: DrivenEngine.of(_llm(options.model, mode)) for mode in MODES}
+            engines = {
+                mode: _engine(options.model, mode, cpu_time=options.cpu_time) for mode in MODES
+            }
             record = measure(engines, options.rounds, Path(folder))
-            told = {**watch.facts(), **facts(record)}
+            told = {**watch.facts(), **clock_facts(cpu_time=options.cpu_time), **facts(record)}
     except (BenchmarkError, EverbatchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -203,10 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _llm(model: str | None, mode: str) -> LLM:
+def _engine(model: str | None, mode: str, *, cpu_time: bool) -> DrivenEngine:
     scenario = find_scenario(f"lesson-{mode}").engine
-    return LLM(
+    llm = LLM(
         model,
+        threads=1 if cpu_time else None,
         batching=scenario.batching,
         max_num_seqs=scenario.max_num_seqs,
         max_num_batched_tokens=scenario.max_num_batched_tokens,
@@ -214,6 +222,7 @@ def _llm(model: str | None, mode: str) -> LLM:
         num_blocks=512,
         enable_prefix_caching=False,
     )
+    return DrivenEngine.of(llm, cpu_time=cpu_time)
 
 
 def _tick_ns(engine: DrivenEngine, num_slots: int) -> int:

@@ -52,15 +52,24 @@ class Watch:
         }
 
 
+def clock_facts(*, cpu_time: bool) -> dict[str, Any]:
+    """Give what a record says of its times."""
+    return {"clock": "CPU time" if cpu_time else "wall"}
+
+
 def where(told: dict[str, Any]) -> str:
     """Say it in a sentence or two for a document."""
     machine, others = told["machine"], told["other_cores"]
-    state = (
-        "nothing else ran."
-        if others < QUIET_CORES
-        else f"**the machine was busy**: others used {others:.2f} cores meanwhile, so such times "
-        "say little until a quiet run replaces them."
-    )
+    used = f"others used {others:.2f} cores meanwhile"
+    if told["clock"] != "wall":
+        state = f"times are CPU time with one thread (`--cpu-time`), for {used}."
+    elif others < QUIET_CORES:
+        state = "nothing else ran."
+    else:
+        state = (
+            f"**the machine was busy**: {used}, so such times say little until a quiet run "
+            "replaces them."
+        )
     return (
         f"Measured on {told['date']} at {str(told['commit'])[:7]}, {machine['cpu']}, "
         f"{machine['num_cores']} cores, kernels {told['model']['kernels']}; {state}"

@@ -88,7 +88,7 @@ def test_what_cannot_be_measured_is_refused(arguments, said, capsys):
 
 def test_the_command_prints_tables_and_writes_figures(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(jitter, "LOCK_PATH", tmp_path / "lock")
-    monkeypatch.setattr(jitter, "_engine", lambda model, budget: engine(budget))
+    monkeypatch.setattr(jitter, "_engine", lambda model, budget, cpu_time: engine(budget))
     arguments = ["--budgets", "1024", "--prompts", "1", "--json", str(tmp_path / "f.json")]
 
     assert jitter.main(arguments) == 0

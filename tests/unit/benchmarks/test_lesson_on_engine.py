@@ -1,15 +1,19 @@
 """The lesson's comparison on an engine: what is counted, and that both get the same list."""
 
 import json
+import time
+from types import SimpleNamespace
 
 import lesson_on_engine
 import pytest
-from driven_engine import first_token_ns, replay, request_spec, token_gaps
+from driven_engine import DrivenEngine, first_token_ns, replay, request_spec, token_gaps
 from engines_by_rule import driven_engine
 from harness import BenchmarkError
 from lesson_on_engine import MODES, facts, measure, table
 
+from everbatch.assemble.wallclock import WallClock
 from everbatch.base.events import StepRan
+from everbatch.base.units import NS_PER_S
 
 OPTIONS = {
     "max_num_seqs": 4,
@@ -114,9 +118,10 @@ def test_a_replay_that_goes_another_way_is_told(tmp_path):
 
 def test_the_command_writes_figures_and_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(lesson_on_engine, "LOCK_PATH", tmp_path / "lock")
-    monkeypatch.setattr(lesson_on_engine, "_llm", lambda _, mode: mode)
     monkeypatch.setattr(
-        lesson_on_engine.DrivenEngine, "of", lambda mode: driven_engine(batching=mode, **OPTIONS)
+        lesson_on_engine,
+        "_engine",
+        lambda model, mode, cpu_time: driven_engine(batching=mode, **OPTIONS),
     )
     files = tmp_path / "f.json", tmp_path / "f.svg"
 
@@ -134,3 +139,16 @@ def test_a_model_that_is_not_there_is_told_in_a_line(tmp_path, monkeypatch, caps
 
     assert lesson_on_engine.main([str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_on_cpu_time_the_engine_s_clock_stands_still_while_it_sleeps():
+    class FakeReal:
+        engine, clock, vocab_size, options = None, WallClock(), 9, SimpleNamespace(header=dict)
+
+    driven = DrivenEngine.of(SimpleNamespace(real=FakeReal), cpu_time=True)
+    before_ns = driven.clock.now_ns()
+    driven.sleep(0.002)
+
+    # As much as it waited, and nothing of what this process did not compute.
+    assert driven.clock.now_ns() - before_ns >= 2_000_000
+    assert abs(driven.clock.now_ns() - time.process_time_ns()) < NS_PER_S

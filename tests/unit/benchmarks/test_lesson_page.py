@@ -20,10 +20,13 @@ def test_the_page_has_the_figures_of_the_record():
 
 def test_a_busy_machine_is_told_and_a_quiet_one_too():
     lesson, jitter = records()
-    quiet, busy = ({**lesson, "other_cores": cores} for cores in (0.09, 0.1))
+    on_wall = {**lesson, "clock": "wall"}
+    quiet, busy = ({**on_wall, "other_cores": cores} for cores in (0.09, 0.1))
+    on_cpu = {**busy, "clock": "CPU time"}
 
     assert "nothing else ran" in parts(quiet, jitter)["lesson"]
     assert "the machine was busy" in parts(busy, jitter)["lesson"]
+    assert "times are CPU time" in parts(on_cpu, jitter)["lesson"]
 
 
 def test_parts_are_replaced_and_the_rest_stays():
