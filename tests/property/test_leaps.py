@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from builders import World, client, make_config
 
+from everbatch.sim import run as run_loop
 from everbatch.sim.run import RunOptions, SimulatedRun
 from everbatch.workload.builtin_scenarios import builtin_names, find_scenario
 from everbatch.workload.scenario import Scenario, parse_scenario
@@ -200,3 +201,28 @@ def test_nobody_leaps_before_a_failed_step_was_tried_again():
         pass
 
     assert world.engine.leap(lambda stretch: pytest.fail("the executor has forgotten all")) is None
+
+
+def test_a_leap_may_end_anywhere(monkeypatch):
+    monkeypatch.setattr(run_loop, "STEPS_A_LEAP", 3)
+    for seed in range(40):
+        both_ways(random_scenario(seed))
+
+
+def test_a_leap_keeps_few_steps_in_memory(monkeypatch):
+    monkeypatch.setattr(run_loop, "STEPS_A_LEAP", 100)
+    requests = [{"id": "r", "prompt_tokens": 4, "output_tokens": 1000}]
+    engine = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "num_blocks": 100, "block_size": 16}
+    text = json.dumps({"engine": engine, "requests": requests})
+    simulated = SimulatedRun(parse_scenario(text, "long", "long"), None, (), RunOptions())
+    fold, most = simulated.accounts.fold, 0
+
+    def counted(events, durations=()):
+        nonlocal most
+        most = max(most, len(durations))
+        fold(events, durations)
+
+    simulated.accounts.fold = counted
+    assert simulated.run()["steps"] == 1000
+    # The stretch that reaches the limit is counted whole.
+    assert 100 <= most < 116

@@ -40,6 +40,7 @@ SERVED = (FinishReason.STOP, FinishReason.LENGTH)
 """Whoever ends otherwise may try again."""
 STEPS_A_REPORT = 4096
 """So many calls of the engine go by between two reports of progress."""
+STEPS_A_LEAP = 1 << 14  # About so many, then they are counted and written: memory stays bounded.
 NEVER = 1 << 200
 
 
@@ -282,12 +283,11 @@ class SimulatedRun:
         """Let passes go by that differ in nothing, with the blocks in use that are now."""
         counters, num_used = self.accounts.counters, self.engine.scheduler.state.pool.num_used
         self._executor.leap(stretch, self._leap_until)
-        now = self._clock.now_ns()
-        stretch.goes_on = now < self._leap_until
-        if num_used > counters.peak_blocks:
-            counters.peak_blocks = num_used
-        counters.used_block_time += num_used * (now - stretch.start_ns)
         self._durations += stretch.durations
+        now = self._clock.now_ns()
+        stretch.goes_on = now < self._leap_until and len(self._durations) < STEPS_A_LEAP
+        counters.peak_blocks = max(counters.peak_blocks, num_used)
+        counters.used_block_time += num_used * (now - stretch.start_ns)
 
     def _next_event(self) -> int:
         """Give the time from which on something besides steps may be due."""
