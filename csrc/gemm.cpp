@@ -163,6 +163,22 @@ void write_floats(const GemmCall& call, const float* tile, std::size_t first_row
   }
 }
 
+// product = silu(gate) * up, of a panel.
+inline void silu_times(const float* gate, const float* up, Bf16* product) {
+#if defined(EVERBATCH_AVX512)
+  const __m512 x = _mm512_load_ps(gate);
+  const __m512 most = _mm512_set1_ps(88.0f), zero = _mm512_setzero_ps();
+  const __m512 exponential = exp_of_16(_mm512_min_ps(most, _mm512_sub_ps(zero, x)));
+  const __m512 silu = _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), exponential));
+  const auto rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(silu, _mm512_load_ps(up)));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(product), rounded);
+#else
+  for (std::size_t column = 0; column < kPanelColumns; ++column) {
+    product[column] = to_bf16(gate[column] / (1.0f + exp_of(-gate[column])) * up[column]);
+  }
+#endif
+}
+
 void write_silu_times(const GemmCall& call, const float* tile, std::size_t first_row,
                       std::size_t num_rows, std::size_t first_column) {
   const std::size_t num_columns = smaller(call.num_columns - first_column, kPanelColumns);
@@ -170,11 +186,13 @@ void write_silu_times(const GemmCall& call, const float* tile, std::size_t first
     Bf16* out = static_cast<Bf16*>(call.out) + (first_row + row) * call.out_stride + first_column;
     const float* gate = tile + row * kPairColumns;
     const float* up = gate + kPanelColumns;
-    Bf16 product[kPanelColumns];
-    for (std::size_t column = 0; column < kPanelColumns; ++column) {
-      product[column] = to_bf16(gate[column] / (1.0f + exp_of(-gate[column])) * up[column]);
+    alignas(32) Bf16 product[kPanelColumns];
+    silu_times(gate, up, product);
+    if (num_columns == kPanelColumns) {
+      __builtin_memcpy(out, product, sizeof product);
+    } else {
+      __builtin_memcpy(out, product, num_columns * sizeof(Bf16));
     }
-    __builtin_memcpy(out, product, num_columns * sizeof(Bf16));
   }
 }
 

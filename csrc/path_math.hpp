@@ -8,6 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(EVERBATCH_AVX512)
+#include <immintrin.h>
+#endif
+
 namespace everbatch::EVERBATCH_PATH {
 
 // std::min, which is not for these files (bf16.hpp says why).
@@ -36,6 +40,34 @@ static inline float exp_of(float x) {
   y = y * r * r + r + 1.0f;
   return y * __builtin_bit_cast(float, (n + 127u) << 23);
 }
+
+#if defined(EVERBATCH_AVX512)
+
+// exp_of, operation by operation, of numbers that are not above 88: for where a compiler makes more
+// of it than it is.
+[[maybe_unused]] static inline __m512 exp_of_16(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x);  // A NaN stays one.
+  const __m512 rounder = _mm512_set1_ps(12582912.0f);
+  const __m512 shifted =
+      _mm512_add_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), rounder);
+  const __m512 whole = _mm512_sub_ps(shifted, rounder);
+  const __m512 r =
+      _mm512_add_ps(_mm512_sub_ps(x, _mm512_mul_ps(whole, _mm512_set1_ps(0.693359375f))),
+                    _mm512_mul_ps(whole, _mm512_set1_ps(2.12194440e-4f)));
+  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
+  constexpr float kCoefficients[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                                     1.6666665459e-1f, 5.0000001201e-1f};
+  for (const float coefficient : kCoefficients) {
+    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(coefficient));
+  }
+  y = _mm512_add_ps(_mm512_mul_ps(_mm512_mul_ps(y, r), r), r);
+  y = _mm512_add_ps(y, _mm512_set1_ps(1.0f));
+  const __m512i exponent = _mm512_add_epi32(_mm512_castps_si512(shifted),
+                                            _mm512_set1_epi32(127 - 0x4b400000));
+  return _mm512_mul_ps(y, _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)));
+}
+
+#endif
 
 // Join lane by lane, the upper half to the lower, until one is left: a tree of fixed shape.
 template <std::size_t Width, typename Join>

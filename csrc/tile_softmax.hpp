@@ -4,10 +4,6 @@
 #include "kernels.hpp"
 #include "path_math.hpp"
 
-#if defined(EVERBATCH_AVX512)
-#include <immintrin.h>
-#endif
-
 namespace everbatch::EVERBATCH_PATH {
 namespace {
 
@@ -39,29 +35,6 @@ inline float scale_and_find_largest(float* __restrict scores, float scale, float
 }
 
 #if defined(EVERBATCH_AVX512)
-
-// exp_of, operation by operation, of numbers that are not above 0.
-inline __m512 exp_of_16(__m512 x) {
-  x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x);  // A NaN stays one.
-  const __m512 rounder = _mm512_set1_ps(12582912.0f);
-  const __m512 shifted =
-      _mm512_add_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), rounder);
-  const __m512 whole = _mm512_sub_ps(shifted, rounder);
-  const __m512 r =
-      _mm512_add_ps(_mm512_sub_ps(x, _mm512_mul_ps(whole, _mm512_set1_ps(0.693359375f))),
-                    _mm512_mul_ps(whole, _mm512_set1_ps(2.12194440e-4f)));
-  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
-  constexpr float kCoefficients[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
-                                     1.6666665459e-1f, 5.0000001201e-1f};
-  for (const float coefficient : kCoefficients) {
-    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(coefficient));
-  }
-  y = _mm512_add_ps(_mm512_mul_ps(_mm512_mul_ps(y, r), r), r);
-  y = _mm512_add_ps(y, _mm512_set1_ps(1.0f));
-  const __m512i exponent = _mm512_add_epi32(_mm512_castps_si512(shifted),
-                                            _mm512_set1_epi32(127 - 0x4b400000));
-  return _mm512_mul_ps(y, _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)));
-}
 
 inline void exponentiate(const float* scores, float largest, Bf16* weights) {
   const __m512 most = _mm512_set1_ps(largest);
