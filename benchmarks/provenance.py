@@ -62,7 +62,7 @@ def where(told: dict[str, Any]) -> str:
     machine, others = told["machine"], told["other_cores"]
     used = f"others used {others:.2f} cores meanwhile"
     if told["clock"] != "wall":
-        state = f"times are CPU time with one thread (`--cpu-time`), for {used}."
+        state = f"times are CPU time with one thread (`--cpu-time`), since {used}."
     elif others < QUIET_CORES:
         state = "nothing else ran."
     else:
@@ -70,7 +70,10 @@ def where(told: dict[str, Any]) -> str:
             f"**the machine was busy**: {used}, so such times say little until a quiet run "
             "replaces them."
         )
+    # A tree with changes that were not committed is told as such.
+    name, _, dirty = str(told["commit"]).partition("-")
+    at = f"{name[:7]}{dirty and ' with changes'}"
     return (
-        f"Measured on {told['date']} at {str(told['commit'])[:7]}, {machine['cpu']}, "
+        f"Measured on {told['date']} at {at}, {machine['cpu']}, "
         f"{machine['num_cores']} cores, kernels {told['model']['kernels']}; {state}"
     )

@@ -22,11 +22,12 @@ def test_a_busy_machine_is_told_and_a_quiet_one_too():
     lesson, jitter = records()
     on_wall = {**lesson, "clock": "wall"}
     quiet, busy = ({**on_wall, "other_cores": cores} for cores in (0.09, 0.1))
-    on_cpu = {**busy, "clock": "CPU time"}
+    on_cpu = {**busy, "clock": "CPU time", "commit": "0123456789abcdef-dirty"}
 
     assert "nothing else ran" in parts(quiet, jitter)["lesson"]
     assert "the machine was busy" in parts(busy, jitter)["lesson"]
     assert "times are CPU time" in parts(on_cpu, jitter)["lesson"]
+    assert "at 0123456 with changes," in " ".join(parts(on_cpu, jitter)["lesson"].split())
 
 
 def test_parts_are_replaced_and_the_rest_stays():
