@@ -111,10 +111,34 @@ def random_request(draw: Random, number: int, second: float, most_samples: int) 
     return request
 
 
-def random_scenario(seed: int) -> Scenario:
+def random_workload(draw: Random) -> dict:
+    """Clients who come at random, in bursts or one after the other, and may leave or try again."""
+    kind = draw.choice(["poisson", "burst", "closed"])
+    workload = {
+        "arrivals": kind,
+        "num_requests": draw.randrange(1, 15),
+        "prompt": {"lengths": "uniform", "min": 1, "max": 30},
+        "output": {"lengths": "uniform", "min": 1, "max": draw.choice([5, 40])},
+        "prefix_tokens": draw.choice([0, 0, 20]),
+        "retries": draw.choice([0, 0, 2]),
+    }
+    if kind == "closed":
+        workload |= {"users": draw.randrange(1, 6), "think_time": draw.choice([0.0, 0.02])}
+    else:
+        workload["rate"] = draw.choice([10, 200])
+    if kind == "burst":
+        workload["burst_size"] = draw.randrange(1, 8)
+    if draw.random() < 0.3:
+        workload |= {"patience": draw.choice([0.0, 0.02, 0.2]), "impatient": 0.5}
+    if draw.random() < 0.3:
+        workload["deadline"] = draw.choice([0.0, 0.01, 0.1])
+    return workload
+
+
+def random_scenario(seed: int, *, has_workload: bool = False) -> Scenario:
     """A small crowd under options drawn at random, on a pool that is often too small."""
     draw = Random(seed)
-    kind = draw.choice(["steps", "nominal", "roofline"])
+    kind = draw.choice(["nominal", "roofline"] + ["steps"] * (not has_workload))
     second = 1 if kind == "steps" else 0.005
     engine = random_engine(draw)
     scenario = {
@@ -135,6 +159,9 @@ def random_scenario(seed: int) -> Scenario:
             scenario["faults"].append(slow)
     if draw.random() < 0.1:
         scenario["faults"].append({"kind": "fail", "share": 0.05})
+    if has_workload:
+        del scenario["requests"]
+        scenario["workload"] = random_workload(draw)
     return parse_scenario(json.dumps(scenario), f"seed {seed}", f"seed {seed}")
 
 
@@ -142,6 +169,11 @@ def random_scenario(seed: int) -> Scenario:
 def test_random_crowds_give_the_same_with_leaps(first):
     for seed in range(first, first + 50):
         both_ways(random_scenario(seed))
+
+
+def test_random_clients_give_the_same_with_leaps():
+    for seed in range(60):
+        both_ways(random_scenario(seed, has_workload=True))
 
 
 def test_decodes_alone_need_few_plans():
