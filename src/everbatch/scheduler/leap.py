@@ -195,8 +195,6 @@ class Leaps:
             return False
         if state.preempted_slots or state.swapped_out or self._deferrals.has_newcomers:
             return False
-        if state.trials or state.must_restate:
-            return False
         num_decodes = len(state.decodes) + len(state.idle_decodes)
         if not 0 < num_decodes <= self._config.max_num_batched_tokens:
             return False
