@@ -189,21 +189,25 @@ class Lifecycle:
         self._enqueue(request)
 
     def lose_written_blocks(self, draft: Draft, step: int, now_ns: int) -> None:
-        """Let those recompute who would have yielded in a pass that failed.
+        """Trust no block that a pass which failed has perhaps written.
 
-        Others got their blocks and have perhaps written them.
+        Those that the plan took, and the rollback gave back, lose their content; who would have
+        yielded, with a slot or with the head that it had kept, computes everything again.
         """
+        pool = self._state.pool
+        for blocks in (*draft.new_blocks.values(), *draft.swapped_in.values()):
+            pool.forget_content(blocks)
+        pool.forget_content([copy for _, copy in draft.copies.values()])
         for request, way in draft.victims.items():
-            if request.slot is not None:
-                num_freed = len(request.block_table)
-                self._endings.release_blocks(request)
-                whole = Yield(
-                    YieldKind.RECOMPUTE,
-                    num_freed,
-                    requester=way.requester,
-                    num_needed=way.num_needed,
-                )
-                self.preempt(request, whole, step, now_ns)
+            num_freed = len(request.block_table)
+            self._endings.release_blocks(request)
+            whole = Yield(
+                YieldKind.RECOMPUTE,
+                num_freed,
+                requester=way.requester,
+                num_needed=way.num_needed,
+            )
+            self.preempt(request, whole, step, now_ns)
 
     def drop_host_copies(self) -> None:
         """Recompute those whose blocks were to be swapped out by a pass that failed."""

@@ -156,20 +156,11 @@ class Scheduler:
         assert draft is not None
         rows = rows_of(draft, list(self.state.decodes))
         self.rollback(plan)
-        # The pass may have written blocks that the plan took and the rollback gave back.
-        for blocks in (*draft.new_blocks.values(), *draft.swapped_in.values()):
-            self.state.pool.forget_content(blocks)
-        self.state.pool.forget_content([copy for _, copy in draft.copies.values()])
         self._events.append(StepFailed(now_ns, plan.step, shortened(message)))
-        for request, way in draft.victims.items():
-            if request.slot is None:
-                # It waits, and the head that it had kept has perhaps been written by others.
-                self._endings.release_blocks(request)
-                self._lifecycle.preempt(request, way, plan.step, now_ns)
+        self._lifecycle.lose_written_blocks(draft, plan.step, now_ns)
         if self.config.batching == "static":
             failed = [*filter(None, self.state.slots), *draft.admitted]
         else:
-            self._lifecycle.lose_written_blocks(draft, plan.step, now_ns)
             failed = list(rows) if len(rows) == 1 and draft.num_tried else []
             tried = self.state.trials[draft.num_tried :]
             self.state.trials = tried if failed else [*groups_after(draft, rows), *tried]
