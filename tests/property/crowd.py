@@ -25,6 +25,8 @@ MAX_LIVE = 9
 NUM_BOUNDARIES = 60
 """Boundaries at which somebody may arrive; then the crowd runs to its end."""
 MAX_CALLS_TO_END = 3_000
+MAX_FAILURES_IN_A_ROW = 3
+"""Of which the last ends somebody: with all rows, with one group of them, with one row."""
 TENANTS = ("", "a", "b", "slow")
 
 
@@ -125,6 +127,8 @@ class Crowd:
         self.storm = self.draw.choice([0, 0, 1, 3])
         """How often somebody leaves or something fails; 0: never."""
         self.deferred_calls = 0
+        self.failures_in_a_row = 0
+        """Failed passes since one that ran, or that ended somebody."""
         self.left: dict[str, None] = {}
         """Who left: requests and samples."""
 
@@ -176,7 +180,8 @@ class Crowd:
         elif kind < 0.30:
             self._roll_back()
         elif kind < 0.33 and self.clients:
-            world.executor.poisoned = frozenset({self._somebody()} if draw.random() < 0.6 else ())
+            num_poisoned = draw.choice([0, 0, 1, 1, 2, 3])
+            world.executor.poisoned = frozenset(self._somebody() for _ in range(num_poisoned))
 
     def _somebody(self) -> str:
         """A client or a sample, most likely a live one."""
@@ -224,6 +229,7 @@ class Crowd:
         result = world.step()
         self.audit.take(result.events)
         self._check_progress(result)
+        self._check_failures(result)
         if result.plan is not None:
             self._check_protected()
         if is_checked:
@@ -251,6 +257,22 @@ class Crowd:
             assert self.deferred_calls <= self.config.max_num_seqs, "too many calls without a pass"
             return
         assert not self.world.engine.has_work, "requests live and nothing happened"
+
+    def _check_failures(self, result: StepResult) -> None:
+        """Failures end somebody soon, and of those whose row fails nobody else."""
+        is_news = result.plan is not None or result.finished
+        self.failures_in_a_row = 0 if is_news else self.failures_in_a_row + bool(result.error)
+        assert self.failures_in_a_row < MAX_FAILURES_IN_A_ROW, "passes fail and nobody ends"
+        poisoned = {request_of_sample(id) or id for id in self.world.executor.poisoned}
+        for event in result.events:
+            if not isinstance(event, SampleFinished | Finished) or not event.message:
+                continue
+            assert "can never run" not in event.message
+            id = request_of_sample(event.id) or event.id
+            # Members of a static batch end together, and a group tells what its samples told.
+            is_own = isinstance(event, SampleFinished) or self._single(id)
+            if is_own and self.config.batching != "static" and "a row of" in event.message:
+                assert id in poisoned, f"{id} pays for another row"
 
     def _check_protected(self) -> None:
         scheduler = self.world.engine.scheduler

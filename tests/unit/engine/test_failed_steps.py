@@ -76,6 +76,36 @@ def test_one_who_always_fails_does_not_harm_the_others():
             assert (world.ends[c.id], world.texts[c.id]) == ([FinishReason.STOP], text)
 
 
+def test_several_who_always_fail_are_found_in_few_passes():
+    clients = [client(id, 5, 6) for id in "abcdefgh"]
+    world = World(make_config(max_num_seqs=8), clients)
+    # They fail once they decode with the others, not when they come.
+    world.arrive()
+    world.step()
+    world.executor.poisoned = frozenset("bch")
+    world.run()
+
+    assert [id for id in "abcdefgh" if world.ends[id] == [FinishReason.ERROR]] == list("bch")
+    for c in clients:
+        text = alone(c)
+        assert world.texts[c.id] == (text[:1] if c.id in "bch" else text)
+    # One pass when they come, all twice, each alone; then four outputs are left.
+    assert world.executor.num_steps == 1 + 2 + 8 + 4
+
+
+def test_who_always_fails_is_found_though_blocks_are_short():
+    # `b` waits until one of the others gives back blocks, or takes them.
+    clients = [client("a", 4, 9), client("b", 6, 9, arrival=1), client("c", 4, 9)]
+    for trigger in ("shortage", "stall"):
+        world = World(make_config(num_blocks=5, preemption_trigger=trigger), clients)
+        world.executor.poisoned = frozenset("b")
+        world.run()
+
+        assert world.ends["b"] == [FinishReason.ERROR]
+        assert {id: world.texts[id] for id in "ac"} == {c.id: alone(c) for c in clients[::2]}
+        assert world.executor.num_steps < 40
+
+
 def test_a_device_that_never_works_again_answers_everybody():
     clients = [client(id, 5, 6, arrival=at) for at, id in enumerate("abcde")]
     world = run_world(clients, failing_steps=range(4, 1_000))
