@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from weakref import ref
 
 import numpy as np
 import pytest
 
 from everbatch.base.clock import VirtualClock
+from everbatch.base.errors import ExecutorError
 from everbatch.engine.engine import Engine, EngineRequest, StepResult
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.model.executor import ModelExecutor
@@ -16,6 +18,7 @@ from everbatch.kernels.kv_storage import KVStorage
 from everbatch.kernels.sampling import RowLogprobs, SampledTokens, SamplingRows, sample
 from everbatch.kernels.weights import NetworkShape
 from everbatch.scheduler.config import SchedulerConfig
+from everbatch.scheduler.plan import StepPlan
 from everbatch.scheduler.request import FinishReason
 
 VOCAB_SIZE = 50
@@ -121,6 +124,36 @@ def test_preempted_request_keeps_its_tokens_through_a_pass_without_memory() -> N
     assert engine.stats().num_preemptions == 1
     assert ends == {"a": FinishReason.ERROR, "b": FinishReason.LENGTH}
     assert texts["b"] == list(range(29, 41))
+
+
+class GreedyNetwork(CountingNetwork):
+    """Runs out of memory with a large array in its hands."""
+
+    def forward(self, batch: PackedBatch, kv: KVStorage) -> Floats:
+        activations = np.zeros((batch.num_tokens, 1_000), np.float32)
+        self.held = ref(activations)
+        raise MemoryError
+
+
+def test_a_pass_without_memory_gives_back_what_it_held() -> None:
+    config = SchedulerConfig(
+        max_num_seqs=2, max_num_batched_tokens=32, num_blocks=NUM_BLOCKS, block_size=4
+    )
+    network = GreedyNetwork({})
+    executor = ModelExecutor(network, config, (), 0)
+    engine = Engine(config, executor, VirtualClock())
+    add(engine, "a", [1], 4)
+    plan = engine.scheduler.schedule(0)
+    assert isinstance(plan, StepPlan)
+
+    try:
+        executor.execute(plan)
+    except ExecutorError as error:
+        # While the error is handled, and slots are reset.
+        assert "out of memory in a step of 1 tokens" in str(error)
+        assert network.held() is None
+    else:
+        pytest.fail("memory was found")
 
 
 class NoRoomForLogprobs(dict[int, RowLogprobs]):

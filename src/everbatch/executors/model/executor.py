@@ -99,11 +99,11 @@ class ModelExecutor:
         """
         try:
             return self._execute(plan)
-        except MemoryError as error:
-            raise ExecutorError(
-                f"out of memory in a step of {plan.num_tokens:,} tokens: lower "
-                "--max-num-batched-tokens or --kv-cache-memory, or free memory"
-            ) from error
+        except MemoryError:
+            advice = "lower --max-num-batched-tokens or --kv-cache-memory, or free memory"
+        # Not as its consequence: the error would keep alive all arrays of the pass, and there has
+        # to be memory to go on with.
+        raise ExecutorError(f"out of memory in a step of {plan.num_tokens:,} tokens: {advice}")
 
     def _execute(self, plan: StepPlan) -> StepOutcome:
         self._apply_changes(plan)
