@@ -251,7 +251,7 @@ class SimulatedRun:
             )
 
     def _note_failure(self) -> None:
-        """A pass failed: whoever had a slot has ended."""
+        """A pass failed, and is tried again in parts."""
         self.accounts.counters.failed_steps += 1
         num_steps = self.engine.scheduler.state.decodes.num_steps
         for observer in self._observers:
