@@ -258,3 +258,42 @@ def test_a_leap_keeps_few_steps_in_memory(monkeypatch):
     assert simulated.run()["steps"] == 1000
     # The stretch that reaches the limit is counted whole.
     assert 100 <= most < 116
+
+
+def test_what_is_reserved_for_a_protected_request_is_taken_by_nobody():
+    # "p" was preempted once, so all of its life is reserved: "q" waits rather than take of that.
+    requests = [
+        {"id": "q", "prompt_tokens": 2, "output_tokens": 16},
+        {"id": "r", "prompt_tokens": 6, "output_tokens": 5},
+        {"id": "p", "prompt_tokens": 3, "output_tokens": 10},
+    ]
+    engine = {
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 64,
+        "block_size": 1,
+        "num_blocks": 20,
+        "max_preemptions": 1,
+    }
+    text = json.dumps({"engine": engine, "requests": requests})
+
+    both_ways(parse_scenario(text, "protected", "protected"))
+
+
+def test_decodes_take_turns_while_a_prompt_that_waits_has_a_share():
+    # Whoever was held back for the share goes behind the others, though all fit in the end.
+    lengths = [(27, 1, 2), (20, 5, 0), (15, 3, 0), (50, 2, 0), (47, 2, 0)]
+    requests = [
+        {"id": f"r{i}", "prompt_tokens": prompt, "output_tokens": output, "priority": priority}
+        for i, (prompt, output, priority) in enumerate(lengths)
+    ]
+    engine = {
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 8,
+        "block_size": 2,
+        "num_blocks": 81,
+        "prefill_aging_steps": 5,
+        "policy": "priority",
+    }
+    text = json.dumps({"engine": engine, "requests": requests})
+
+    both_ways(parse_scenario(text, "turns", "turns"))
