@@ -14,8 +14,8 @@ _RELAXED = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-QUICK = settings(derandomize=True, max_examples=400, stateful_step_count=40, **_RELAXED)
-FULL = settings(max_examples=4_000, stateful_step_count=80, print_blob=True, **_RELAXED)
+QUICK = settings(derandomize=True, max_examples=200, stateful_step_count=40, **_RELAXED)
+FULL = settings(max_examples=1_500, stateful_step_count=80, print_blob=True, **_RELAXED)
 
 MAX_PROMPT_TOKENS = 14
 MAX_OUTPUT_TOKENS = 9
