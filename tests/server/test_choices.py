@@ -17,6 +17,8 @@ from server.fakes import (
     sample_reply,
 )
 
+from everbatch.base.errors import ExecutorError
+
 COMPLETIONS = "/v1/completions"
 PROMPT = "Say something"
 CHAT: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
@@ -169,17 +171,16 @@ async def test_samples_that_never_reached_the_engine_can_leave() -> None:
 
 
 @async_test
-async def test_failed_step_ends_all_samples_with_one_error() -> None:
+async def test_steps_that_keep_failing_end_all_samples_with_one_error() -> None:
     def fail(number: int) -> None:
-        if number == 2:
-            from everbatch.base.errors import ExecutorError
-
+        if number >= 2:
             raise ExecutorError("no memory")
 
     harness = make_harness()
     harness.executor.before_pass = fail
     async with in_process(harness) as client:
         answer = await client.post(COMPLETIONS, json={"prompt": "a", "n": 3})
+        harness.executor.before_pass = lambda _: None
         again = await client.post(COMPLETIONS, json={"prompt": "a", "n": 3})
 
     assert answer.status_code == 500
