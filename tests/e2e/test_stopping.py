@@ -164,7 +164,7 @@ def test_ctrl_c_while_a_model_loads_is_one_line(tmp_path: Path, command: list[st
             assert process.poll() is None
         told = interrupt(process)
 
-    assert process.returncode == 130
+    assert process.returncode == 130, told
     assert told.split("\n")[-2:] == ["everbatch: interrupted", ""]
     assert "Traceback" not in told
 

@@ -1,7 +1,7 @@
-"""Ctrl-C while an engine runs in the main thread.
+"""Ctrl-C while an engine is built, or runs, in the main thread.
 
 Belongs here: when an interrupt may take effect. Not here: the server's signals (server.run). Called
-by llm.
+by llm and real.
 """
 
 import signal
@@ -15,9 +15,10 @@ from types import FrameType
 def interrupts_between_steps() -> Iterator[Callable[[], None]]:
     """Hold Ctrl-C back; the callback that is given raises KeyboardInterrupt if there was one.
 
-    Amid a step it would leave scheduler and executor with different pictures. The second one does
-    not wait, and none is lost: the end of the block raises it too. Where somebody else looks after
-    signals, or in another thread, nothing is changed.
+    Amid a step it would leave scheduler and executor with different pictures, and amid the start of
+    a native module nothing that works. The second one does not wait, and none is lost: the end of
+    the block raises it too. Where somebody else looks after signals, or in another thread, nothing
+    is changed.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

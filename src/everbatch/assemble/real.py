@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everbatch.assemble.event_log import EventLogFile
+from everbatch.assemble.interrupts import interrupts_between_steps
 from everbatch.assemble.measure import measure_costs
 from everbatch.assemble.memory import available_bytes
 from everbatch.assemble.model_source import Progress, resolve_model
@@ -65,7 +66,9 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> Re
 def _build(
     options: EngineOptions, clock: WallClock, event_log: EventLogFile | None, tell: Progress
 ) -> RealEngine:
-    backend = choose_backend(options.kernels, options.threads)
+    # An interrupt amid the start of a native module would end the process, or be lost.
+    with interrupts_between_steps():
+        backend = choose_backend(options.kernels, options.threads)
     found = resolve_model(options.model, progress=tell)
     tokenizer = Tokenizer.from_path(found.path)
     loaded = _load(found.path, tell)
