@@ -17,8 +17,6 @@ import fcntl
 import json
 import math
 import os
-import platform
-import re
 import shlex
 import statistics
 import subprocess
@@ -29,11 +27,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from provenance import ROOT, commit, machine_facts, versions
 
 MAX_PROBE_CHANGE = 0.05  # share; neighbours halve the bandwidth of a shared machine for minutes
 MIN_KEPT_ROUNDS = 5
@@ -41,9 +39,7 @@ MAX_ROUNDS = 15
 CANDIDATE_TIMEOUT_S = 1800
 PROBE_REPEATS = 25  # about a second a probe
 LOCK_PATH = Path(tempfile.gettempdir()) / "everbatch-benchmark.lock"
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS_DIR = ROOT / "benchmarks" / "results"
-THREAD_VARIABLES = re.compile(r"^(OMP|OPENBLAS|MKL|GOMP|KMP|VLLM|LD_PRELOAD)")
 
 Figures = Mapping[str, Any]  # numbers by name; facts such as versions may stand beside them
 
@@ -253,7 +249,7 @@ def write_record(plan: Plan, rounds: Sequence[Round], results_dir: Path) -> Path
         "machine": machine_facts(),
         "versions": versions(),
         "commit": commit(),
-        "plan": asdict(plan),
+        "plan": asdict(plan) | {"a": _told(plan.a), "b": _told(plan.b)},
         "max_probe_change": MAX_PROBE_CHANGE,
         "summary": [asdict(summary) for summary in summarize(plan, rounds)] if enough else None,
         "rounds": [
@@ -267,6 +263,20 @@ def write_record(plan: Plan, rounds: Sequence[Round], results_dir: Path) -> Path
     return path
 
 
+def _told(candidate: Candidate) -> dict[str, Any]:
+    """Describe a candidate without the folders of this machine, as a record is for everybody."""
+    argv: list[str] = []
+    for part in candidate.argv:
+        name, equals, value = part.rpartition("=")
+        path = Path(value)
+        if path.is_relative_to(ROOT):
+            value = str(path.relative_to(ROOT))
+        elif path.is_absolute():
+            value = path.name
+        argv.append(f"{name}{equals}{value}")
+    return {"label": candidate.label, "argv": argv}
+
+
 def print_summaries(plan: Plan, summaries: Sequence[Summary]) -> None:
     """Print one line a figure: both medians, the ratio, and how far the rounds' ratios spread."""
     print(f"A = {plan.a.label}, B = {plan.b.label}")
@@ -275,38 +285,6 @@ def print_summaries(plan: Plan, summaries: Sequence[Summary]) -> None:
             f"{one.figure}: A {one.median_a:.4g}, B {one.median_b:.4g}, A/B {one.ratio:.3f} "
             f"({min(one.ratios):.3f} to {max(one.ratios):.3f} in {len(one.ratios)} rounds)"
         )
-
-
-def machine_facts() -> dict[str, Any]:
-    """What a reader needs to know of the machine: CPU, cores, memory, system, thread settings."""
-    return {
-        "cpu": _first_match("/proc/cpuinfo", r"^model name\s*:\s*(.+)$") or platform.processor(),
-        "num_cores": len(os.sched_getaffinity(0)),
-        "memory_kib": int(_first_match("/proc/meminfo", r"^MemTotal:\s*(\d+) kB$") or 0),
-        "system": platform.platform(),
-        "environment": {k: v for k, v in sorted(os.environ.items()) if THREAD_VARIABLES.match(k)},
-    }
-
-
-def versions() -> dict[str, str]:
-    """The harness's own Python and packages; a candidate prints those of its environment itself."""
-    installed: dict[str, str] = {
-        dist.name.lower(): dist.version for dist in metadata.distributions()
-    }
-    named: dict[str, str] = {
-        name: installed[name] for name in ("everbatch", "numpy") if name in installed
-    }
-    return {"python": platform.python_version(), **named}
-
-
-def commit() -> str | None:
-    """The commit checked out, with "-dirty" behind it if tracked files differ; None without git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return process.stdout.strip()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -379,14 +357,6 @@ def _report_round(number: int, one: Round, figures: Sequence[str]) -> None:
     verdict = "kept" if one.kept else "dropped"
     shown = ", ".join(f"{name} {one.a.get(name)} : {one.b.get(name)}" for name in figures)
     print(f"round {number}: {shown}; probe moved {one.probe_change:.1%}, {verdict}", flush=True)
-
-
-def _first_match(path: str, pattern: str) -> str | None:
-    try:
-        match = re.search(pattern, Path(path).read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        return None
-    return match.group(1) if match else None
 
 
 if __name__ == "__main__":

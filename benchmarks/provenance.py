@@ -1,17 +1,22 @@
 """Where, when and on what a figure was measured, and who else used the machine meanwhile.
 
-For benchmarks that run in one process and write a record of their own. The harness has its probes.
+The harness takes the facts alone, as it has its probes; Watch is for benchmarks that run in one
+process and write a record of their own.
 """
 
 import os
+import platform
+import re
+import subprocess
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from harness import commit, machine_facts, versions
-
+ROOT = Path(__file__).resolve().parent.parent
+THREAD_VARIABLES = re.compile(r"^(OMP|OPENBLAS|MKL|GOMP|KMP|VLLM|LD_PRELOAD)")
 PROC_STAT = Path("/proc/stat")
 NOT_BUSY = (3, 4)
 """Fields of the line "cpu" (proc(5), from 0): idle and iowait. Guests count as user already."""
@@ -77,3 +82,43 @@ def where(told: dict[str, Any]) -> str:
         f"Measured on {told['date']} at {at}, {machine['cpu']}, "
         f"{machine['num_cores']} cores, kernels {told['model']['kernels']}; {state}"
     )
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a reader needs to know of the machine: CPU, cores, memory, system, thread settings."""
+    return {
+        "cpu": _first_match("/proc/cpuinfo", r"^model name\s*:\s*(.+)$") or platform.processor(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "memory_kib": int(_first_match("/proc/meminfo", r"^MemTotal:\s*(\d+) kB$") or 0),
+        "system": platform.platform(),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if THREAD_VARIABLES.match(k)},
+    }
+
+
+def versions() -> dict[str, str]:
+    """The harness's own Python and packages; a candidate prints those of its environment itself."""
+    installed: dict[str, str] = {
+        dist.name.lower(): dist.version for dist in metadata.distributions()
+    }
+    named: dict[str, str] = {
+        name: installed[name] for name in ("everbatch", "numpy") if name in installed
+    }
+    return {"python": platform.python_version(), **named}
+
+
+def commit() -> str | None:
+    """The commit checked out, with "-dirty" behind it if tracked files differ; None without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return process.stdout.strip()
+
+
+def _first_match(path: str, pattern: str) -> str | None:
+    try:
+        match = re.search(pattern, Path(path).read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    return match.group(1) if match else None

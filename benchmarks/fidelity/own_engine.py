@@ -41,10 +41,9 @@ from harness import (
     BenchmarkError,
     Probe,
     ThisMachine,
-    commit,
-    machine_facts,
     machine_lock,
 )
+from provenance import commit, machine_facts
 
 from everbatch import __version__
 from everbatch.calibration.calibrate import Calibration, calibrate

@@ -19,6 +19,7 @@ from harness import (
     shortfalls,
     summarize,
 )
+from provenance import ROOT
 
 STEADY = Probe(read_gb_per_s=30.0, matrix_gflop_per_s=100.0)
 
@@ -182,3 +183,19 @@ def test_the_record_keeps_dropped_rounds_and_machine_facts(tmp_path):
     assert record["summary"][0]["ratio"] == 1.5
     assert record["machine"]["num_cores"] >= 1
     assert record["versions"]["numpy"]
+
+
+def test_the_record_names_no_folder_of_the_machine(tmp_path):
+    machine = ScriptedMachine()
+    argv = (str(ROOT / "benchmarks" / "offline.py"), f"LIBRARY={tmp_path / 'lib.so'}", "N=0")
+    compare(
+        make_plan(a=Candidate("a", (sys.executable, *argv))),
+        machine,
+        tmp_path / "results",
+        tmp_path / "lock",
+    )
+
+    [record] = (tmp_path / "results").glob("*.json")
+    told = json.loads(record.read_text())["plan"]["a"]["argv"]
+    assert told[1:] == ["benchmarks/offline.py", "LIBRARY=lib.so", "N=0"]
+    assert not told[0].startswith("/")
