@@ -11,6 +11,7 @@ from typing import Protocol
 from everbatch.base.clock import Clock
 from everbatch.base.errors import ExecutorError
 from everbatch.base.events import Event, Finished, SampleFinished
+from everbatch.base.sample_ids import sample_ids
 from everbatch.engine.executor import EmittedTokens, Executor, TokenLogprobs
 from everbatch.engine.metrics import EngineMetrics, EngineStats
 from everbatch.engine.sampling_params import SamplingParams
@@ -67,7 +68,7 @@ class EngineRequest:
     @property
     def sample_ids(self) -> list[str]:
         """The ids under which its tokens come."""
-        return [self.id] if self.n == 1 else [f"{self.id}/{k}" for k in range(self.n)]
+        return sample_ids(self.id, self.n)
 
 
 @dataclass(slots=True, frozen=True)

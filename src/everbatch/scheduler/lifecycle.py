@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from heapq import heapify, heappop, heappush
 
 from everbatch.base.events import Admitted, Decoding, Event, Preempted
+from everbatch.base.sample_ids import sample_id
 from everbatch.kv_cache.content import ContentChain, root_digest
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft, Yield, YieldKind
@@ -227,8 +228,8 @@ class Lifecycle:
         self._state.groups[group.id] = group
         request.group = group
         for number in range(1, num_samples):
-            group.samples.append(request.sibling(f"{group.id}/{number}", number))
-        request.id = f"{group.id}/0"
+            group.samples.append(request.sibling(sample_id(group.id, number), number))
+        request.id = sample_id(group.id, 0)
         return group.samples
 
     def _enqueue(self, request: Request) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from heapq import heappop
 
 from everbatch.base.events import Event, StepFailed
+from everbatch.base.sample_ids import sample_ids
 from everbatch.scheduler.admission import (
     Rejection,
     RejectReason,
@@ -250,9 +251,7 @@ class Scheduler:
 
     def _refusal(self, request: Request, num_samples: int, now_ns: int) -> Rejection | None:
         state, config = self.state, self.config
-        ids = [request.id]
-        if num_samples > 1:
-            ids += [f"{request.id}/{sample}" for sample in range(num_samples)]
+        ids = dict.fromkeys([request.id, *sample_ids(request.id, num_samples)])
         taken = [id for id in ids if id in state.requests or id in state.groups]
         if taken:
             message = f"a request with id {taken[0]!r} is being served: use another id"

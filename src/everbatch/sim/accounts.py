@@ -21,6 +21,7 @@ from everbatch.base.events import (
     SampleFinished,
     StepRan,
 )
+from everbatch.base.sample_ids import sample_ids
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.scheduler import Scheduler
 from everbatch.sim.latencies import Latencies, LongestGaps, StreamTimes
@@ -185,9 +186,8 @@ class Accounts:
         self.counters.num_arrived += 1
         if event.samples > 1:
             record = self.records[event.id]
-            for sample in range(event.samples):
-                sample_id = f"{event.id}/{sample}"
-                record.samples[sample_id] = RequestRecord(record.spec)
+            for sample in sample_ids(event.id, event.samples):
+                record.samples[sample] = RequestRecord(record.spec)
             self._streams.update(record.samples)
 
     def _fold_step(self, event: StepRan) -> None:
