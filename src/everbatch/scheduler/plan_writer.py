@@ -37,7 +37,7 @@ class PlanWriter:
             self._restate(plan, draft)
         else:
             plan.left = list(map(_slot, draft.left))
-        plan.admitted += map(_admission_again, moved)
+        plan.admitted += [_admission_again(request, 0) for request in moved]
         plan.swap_out = [pair for _, pairs in state.swapped_out for pair in pairs]
         plan.swap_out += [pair for way in draft.victims.values() for pair in way.swap_out]
         slots = self._new_slots(draft)
@@ -64,19 +64,10 @@ class PlanWriter:
         """Say again who holds which slot and who decodes, to an executor that has forgotten it."""
         state, decodes = self._state, self._state.decodes
         holders = [r for r in state.slots if r is not None and _leader(r) not in draft.victims]
-        for request in sorted(holders, key=by_admission):
-            ran = decodes.progress(request)
-            plan.restated.append(
-                Admission(
-                    slot=_slot(request),
-                    request_id=request.id,
-                    payload=request.payload,
-                    num_cached_tokens=request.num_computed_tokens + ran,
-                    cached_blocks=tuple(request.block_table),
-                    num_output_tokens=request.num_output_tokens + ran,
-                    sample=request.sample,
-                )
-            )
+        plan.restated = [
+            _admission_again(request, decodes.progress(request))
+            for request in sorted(holders, key=by_admission)
+        ]
         gone = draft.left, draft.victims
         plan.joined = [_slot(r) for r in decodes if not any(r in those for those in gone)]
 
@@ -110,14 +101,15 @@ class PlanWriter:
         return [own, *others]
 
 
-def _admission_again(request: Request) -> Admission:
+def _admission_again(request: Request, ran: int) -> Admission:
+    """Say anew what stands in a slot; a member of the decode set `ran` so long since it joined."""
     return Admission(
         slot=_slot(request),
         request_id=request.id,
         payload=request.payload,
-        num_cached_tokens=request.num_computed_tokens,
+        num_cached_tokens=request.num_computed_tokens + ran,
         cached_blocks=tuple(request.block_table),
-        num_output_tokens=0,
+        num_output_tokens=request.num_output_tokens + ran,
         sample=request.sample,
     )
 
