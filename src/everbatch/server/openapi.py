@@ -111,39 +111,28 @@ _TEXT_PART = {
     "additionalProperties": False,
 }
 _FUNCTION_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
-_TOOL = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": _FUNCTION_NAME,
-                "description": {"type": "string"},
-                "parameters": {"type": "object"},
-                "strict": {"type": "boolean"},
-            },
-            "additionalProperties": False,
-        },
-    },
-    "additionalProperties": False,
-}
-_NAMED_TOOL = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {"name": _FUNCTION_NAME},
-            "additionalProperties": False,
-        },
-    },
-    "additionalProperties": False,
-}
+
+
+def _function_tool(**details: object) -> dict[str, object]:
+    """Describe a tool that is a function: its name, and whatever else of it may be said."""
+    function = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": _FUNCTION_NAME, **details},
+        "additionalProperties": False,
+    }
+    return {
+        "type": "object",
+        "required": ["function"],
+        "properties": {"type": {"const": "function"}, "function": function},
+        "additionalProperties": False,
+    }
+
+
+_TOOL = _function_tool(
+    description={"type": "string"}, parameters={"type": "object"}, strict={"type": "boolean"}
+)
+_NAMED_TOOL = _function_tool()
 _CALL = {
     "type": "object",
     "required": ["function"],
