@@ -5,6 +5,7 @@ import os
 import pty
 import signal
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,23 @@ def test_answers_have_the_index_of_their_prompt_and_all_fields(model: Path, tmp_
     }
     assert [answer.get("id") for answer in by_index] == [None, "b", 7, None]
     assert [answer["prompt"] for answer in by_index[1:]] == ["own", [104, 105], messages]
+
+
+def test_log_probabilities_that_were_asked_for_are_in_the_answer(
+    model: Path, tmp_path: Path
+) -> None:
+    prompts = write_prompts(tmp_path, {"prompt": "x", "logprobs": 1}, "y")
+    done = run("generate", model, "--prompts", prompts, "--max-tokens", "3", "--temperature", "0")
+    told, plain = sorted(answers_in(done.stdout), key=lambda answer: answer["index"])
+    greedy = SamplingParams(temperature=0, max_tokens=3, logprobs=1)
+    [expected] = LLM(model, num_blocks=64).generate("x", greedy)
+
+    assert told["logprobs"] == [
+        {str(token_id): asdict(one) for token_id, one in at.items()}
+        for at in expected.outputs[0].logprobs
+    ]
+    assert len(told["logprobs"]) == 3
+    assert "logprobs" not in plain
 
 
 def test_same_seed_gives_the_same_answers(model: Path, tmp_path: Path) -> None:

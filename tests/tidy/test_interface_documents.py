@@ -110,10 +110,12 @@ def test_lines_of_prompts_and_answers_are_documented():
     section = section_of("generate")
     params = SamplingParams(n=2)
     task = Task(1, "a", "x", None, params)
-    answer = RequestOutput("a", "x", [1], [CompletionOutput(0, error="why"), CompletionOutput(1)])
+    answer = RequestOutput(
+        "a", "x", [1], [CompletionOutput(0, error="why", logprobs=[]), CompletionOutput(1)]
+    )
     facts = answer_facts(0, answer, answer.outputs[0], task)
 
-    assert len(facts) == 10
+    assert len(facts) == 11
     for name in (*PROMPT_KEYS, *OTHER_KEYS, *facts):
         assert f"`{name}`" in section, name
 

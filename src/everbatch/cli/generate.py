@@ -172,6 +172,8 @@ def answer_facts(
         "prompt_tokens": len(answer.prompt_token_ids),
         "completion_tokens": len(completion.token_ids),
     }
+    if completion.logprobs is not None:
+        facts["logprobs"] = completion.logprobs
     if completion.error is not None:
         facts["error"] = completion.error
     return facts
