@@ -107,7 +107,7 @@ class Constraint:
         id, the lowest bit of a byte first. No bits: none may, see `error`."""
         new = outputs[self._num_followed :]
         self._num_followed = len(outputs)
-        if not self._matcher.consume_tokens([int(one) for one in new]):
+        if not self._matcher.consume_tokens(list(new)):
             return b""
         mask = bytearray(self._matcher.compute_bitmask())
         if self._matcher.is_error():

@@ -66,7 +66,8 @@ class _SlotExtras:
             too_early = len(outputs) < self.params.min_tokens
             return np.array(self.stops if too_early else (), np.int64)
         # min_tokens does not go with a form: SamplingParams refuses it.
-        bits = np.frombuffer(self.constraint.allowed(outputs.tolist()), np.uint8)
+        # Not as a list: that would walk through the whole answer for each of its tokens.
+        bits = np.frombuffer(self.constraint.allowed(outputs.data), np.uint8)
         allowed = np.unpackbits(bits, count=vocab_size, bitorder="little")
         return np.flatnonzero(allowed == 0)
 
