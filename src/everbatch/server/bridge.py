@@ -253,7 +253,9 @@ class AsyncEngine:
                 self._push(sample, output, now_ns, output.request_id in stopped)
         if result.plan is not None or result.error is not None:
             self._failed_steps.note(failed=result.error is not None)
-        if any(isinstance(event, events.StepFailed) for event in result.events):
+        if result.error is not None and any(
+            isinstance(event, events.StepFailed) for event in result.events
+        ):
             logger.error("a step failed and is tried again in parts: %s", result.error)
         else:
             self._log_failures(result)
