@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from everbatch.cli.number_range import NumberRange
 from everbatch.cli.sections import SectionedOption
 from everbatch.workload.traces.formats import FORMATS
 
@@ -137,7 +138,7 @@ _prompts = partial(_option, "Prompts")
 _arrivals = partial(_option, "Arrivals")
 _clients = partial(_option, "Clients")
 _result = partial(_option, "Result")
-_seconds = click.FloatRange(0, MAX_SECONDS, min_open=True)
+_seconds = NumberRange(0, MAX_SECONDS, min_open=True)
 _written = OutputPath(dir_okay=False, path_type=Path)
 
 _OPTIONS = [
@@ -208,7 +209,7 @@ _OPTIONS = [
     ),
     _arrivals(
         "--burstiness",
-        type=click.FloatRange(MIN_BURSTINESS, MAX_BURSTINESS),
+        type=NumberRange(MIN_BURSTINESS, MAX_BURSTINESS),
         default=1.0,
         help="Gaps between arrivals: 1 a Poisson process, less in bursts, more evenly.",
     ),
@@ -217,8 +218,8 @@ _OPTIONS = [
         type=click.Choice(RAMP_STRATEGIES),
         help="Let the rate grow from --ramp-up-start-rps to --ramp-up-end-rps.",
     ),
-    _arrivals("--ramp-up-start-rps", type=click.FloatRange(MIN_RATE, MAX_RATE)),
-    _arrivals("--ramp-up-end-rps", type=click.FloatRange(MIN_RATE, MAX_RATE)),
+    _arrivals("--ramp-up-start-rps", type=NumberRange(MIN_RATE, MAX_RATE)),
+    _arrivals("--ramp-up-end-rps", type=NumberRange(MIN_RATE, MAX_RATE)),
     _arrivals(
         "--trace",
         type=click.Path(dir_okay=False, path_type=Path),
@@ -231,7 +232,7 @@ _OPTIONS = [
     ),
     _arrivals(
         "--speed-up",
-        type=click.FloatRange(1e-6, 1e6),
+        type=NumberRange(1e-6, 1e6),
         default=1.0,
         help="Send a trace so many times as fast.",
     ),
@@ -243,7 +244,7 @@ _OPTIONS = [
     ),
     _clients(
         "--cancel-share",
-        type=click.FloatRange(0, 1),
+        type=NumberRange(0, 1),
         default=0.0,
         help="Share of the clients who leave after a drawn number of their tokens.",
     ),

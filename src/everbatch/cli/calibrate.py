@@ -23,6 +23,7 @@ from everbatch.calibration.request_log import is_request_log, read_request_log
 from everbatch.calibration.request_rounds import MAX_ROUNDS
 from everbatch.calibration.requests import SHARE, RequestCalibration, calibrate_requests
 from everbatch.calibration.steps import MeasuredLog, read_log
+from everbatch.cli.number_range import NumberRange
 from everbatch.cli.output_files import OutputFiles, is_same_file
 from everbatch.cli.run_progress import rounds_progress
 from everbatch.costs.profile import profile_text
@@ -46,7 +47,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--share",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=NumberRange(0, 1, min_open=True, max_open=True),
     help="Of a log of requests: fit to this fraction, the first to end, and predict the others. "
     f"Default {SHARE:g}.",
 )

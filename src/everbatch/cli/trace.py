@@ -15,6 +15,7 @@ import click
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import NS_PER_S, counted
+from everbatch.cli.number_range import NumberRange
 from everbatch.cli.output_files import OutputFiles, is_same_file
 from everbatch.workload.traces.formats import FORMATS, Trace, open_trace
 from everbatch.workload.traces.rows import TraceRow
@@ -90,14 +91,14 @@ def inspect(file: Path, format: str | None, as_json: bool) -> None:
     help="Format to write.",
 )
 @click.option(
-    "--start", type=click.FloatRange(0, MAX_SECONDS), default=0.0, help="Seconds to pass over."
+    "--start", type=NumberRange(0, MAX_SECONDS), default=0.0, help="Seconds to pass over."
 )
 @click.option(
-    "--duration", type=click.FloatRange(0, MAX_SECONDS, min_open=True), help="Seconds from there."
+    "--duration", type=NumberRange(0, MAX_SECONDS, min_open=True), help="Seconds from there."
 )
 @click.option(
     "--sample",
-    type=click.FloatRange(MIN_SAMPLE, 1),
+    type=NumberRange(MIN_SAMPLE, 1),
     default=1.0,
     show_default=True,
     help="Share of the rows, drawn by chance.",
@@ -105,7 +106,7 @@ def inspect(file: Path, format: str | None, as_json: bool) -> None:
 @click.option("--limit", type=click.IntRange(1, MAX_TRACE_ROWS), help="At most so many rows.")
 @click.option(
     "--speed",
-    type=click.FloatRange(MIN_SPEED, MAX_SPEED),
+    type=NumberRange(MIN_SPEED, MAX_SPEED),
     default=1.0,
     show_default=True,
     help="So many times as fast.",

@@ -122,7 +122,8 @@ class AnswerReader:
         except ValueError:
             # A date, which HTTP allows too.
             return DEFAULT_RETRY_AFTER_S
-        return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
+        # In this order, "nan" is 0.
+        return min(max(0.0, seconds), MAX_RETRY_AFTER_S)
 
     def _event(self, data: bytes, now_ns: int) -> bool:
         record = self._record

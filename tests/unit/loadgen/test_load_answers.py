@@ -118,6 +118,8 @@ def test_nobody_cancels_what_is_over():
         (429, "Wed, 21 Oct 2026 07:28:00 GMT", 1),
         (429, "99999", MAX_RETRY_AFTER_S),
         (429, "-3", 0),
+        (429, "nan", 0),
+        (429, "inf", MAX_RETRY_AFTER_S),
         (500, "3", None),
         (200, "3", None),
     ],
