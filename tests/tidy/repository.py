@@ -15,6 +15,7 @@ CORE = ("base", "kv_cache", "scheduler", "engine")
 
 _HIDDEN_BUT_OURS = (".ci", ".gitignore")
 _LEFT_BEHIND = ("__pycache__", "build", "dist")
+_BUILT = (".so", ".pyd")
 
 
 @cache
@@ -77,4 +78,5 @@ def _is_ours(path: Path) -> bool:
 
 def _is_source(path: Path) -> bool:
     parts = path.relative_to(ROOT).parts
-    return not any(part in _LEFT_BEHIND or part.endswith(".egg-info") for part in parts)
+    left_behind = any(part in _LEFT_BEHIND or part.endswith(".egg-info") for part in parts)
+    return not left_behind and path.suffix not in _BUILT
