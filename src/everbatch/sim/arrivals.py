@@ -6,17 +6,19 @@ Belongs here: the order of arrivals and aborts. Not here: what the engine does w
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
+from everbatch.sim.faults import Departures
 from everbatch.workload.requests import RequestSpec
-from everbatch.workload.sources import RequestSource
+from everbatch.workload.scenario import Scenario
 
 
 class World:
-    """Arrivals from a source, and the aborts that come of them."""
+    """Arrivals of a scenario, and the aborts that come of them and of [[faults]]."""
 
-    def __init__(self, source: RequestSource) -> None:
-        self.next_arrival = source.peek()
+    def __init__(self, scenario: Scenario) -> None:
+        self._source = scenario.source()
+        self._departures = Departures(scenario.faults, scenario.run.seed)
+        self.next_arrival = self._source.peek()
         """The time of the next arrival that is known; None: nobody, or nobody until one ends."""
-        self._source = source
         self._aborts: list[tuple[int, int, str]] = []
         """A heap of (time, rank, id) of those who have come and will leave."""
 
@@ -25,9 +27,11 @@ class World:
         while self.next_arrival is not None and self.next_arrival <= now:
             spec = self._source.pop()
             self.next_arrival = self._source.peek()
+            rank = spec.position if spec.abort_rank is None else spec.abort_rank
             if spec.abort_at is not None:
-                rank = spec.position if spec.abort_rank is None else spec.abort_rank
                 heappush(self._aborts, (max(spec.abort_at, spec.arrival), rank, spec.id))
+            for moment in self._departures.of(spec):
+                heappush(self._aborts, (moment, rank, spec.id))
             yield spec
 
     def aborts(self, now: int) -> Iterator[str]:

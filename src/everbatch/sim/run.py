@@ -117,7 +117,7 @@ class SimulatedRun:
             for spec in scenario.requests:
                 self.accounts.expect(spec)
         self._texts = TextMaker()
-        self._world = World(scenario.source())
+        self._world = World(scenario)
         run = scenario.run
         points = {*run.horizons, *([] if run.horizon is None else [run.horizon])}
         self._points = sorted(points, reverse=True)

@@ -13,7 +13,7 @@ from everbatch.base.errors import ConfigError
 from everbatch.costs.device import Device
 from everbatch.costs.model import Model
 from everbatch.costs.work import StepTime, StepWork
-from everbatch.workload.run_sections import Slowdown
+from everbatch.workload.faults_section import Slowdown
 from everbatch.workload.scenario import Scenario
 
 if TYPE_CHECKING:

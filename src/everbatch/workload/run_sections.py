@@ -1,7 +1,7 @@
-"""[clock], [run], [slo] and [[faults]] of a scenario: how time passes, how long, what is enough.
+"""[clock], [run] and [slo] of a scenario: how time passes, how long, what is enough.
 
-Belongs here: reading these tables. Not here: durations (costs), meeting goals (sim).
-Called by scenario.py.
+Belongs here: reading these tables. Not here: durations (costs), meeting goals (sim), what goes
+wrong meanwhile (faults_section). Called by scenario.py.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from typing import Any
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import Fields, did_you_mean, shown
 from everbatch.costs.noise import MAX_SIGMA
-from everbatch.workload.times import SECONDS, STEPS, TimeUnit
+from everbatch.workload.faults_section import Fault, read_faults
+from everbatch.workload.times import CLOCKS, SECONDS, STEPS, TimeUnit
 
-CLOCKS = ("steps", "nominal", "roofline", "kernels", "calibrated")
 TENSOR_PARALLEL_SIZE = "tensor_parallel_size"
 ROOFLINE_NUMBERS = (
     "compute_efficiency",
@@ -35,9 +35,6 @@ _KIND_OF = {
     **dict.fromkeys((TENSOR_PARALLEL_SIZE, *ROOFLINE_NUMBERS), "roofline"),
 }
 """Keys of [clock] that one kind has."""
-FAULTS = ("slow", "fail")
-_FAULT_NUMBERS = {"slow": "factor", "fail": "share"}
-MAX_FACTOR = 1e6
 GOALS = ("ttft", "itl", "tpot", "e2e")
 
 
@@ -73,34 +70,6 @@ class RunSpec:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Slowdown:
-    """Passes that start in [start_ns, end_ns) take `factor` times as long (end None: for ever)."""
-
-    start_ns: int
-    end_ns: int | None
-    factor: float
-
-    def holds_at(self, now: int) -> bool:
-        """Whether it holds for a pass that starts then."""
-        return self.start_ns <= now and (self.end_ns is None or now < self.end_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class FailingPasses:
-    """Of the passes that start in [start, end) a share fails, after the time that they take."""
-
-    start: int
-    end: int | None
-    share: float
-
-    def holds_at(self, now: int) -> bool:
-        """Whether it holds for a pass that starts then."""
-        return self.start <= now and (self.end is None or now < self.end)
-
-
-Fault = Slowdown | FailingPasses
-
 Goals = Mapping[str, int]
 """The longest time that is good enough, of some of GOALS, in the clock's own integers."""
 
@@ -120,7 +89,7 @@ def read_run_sections(tables: Fields, folder: Path) -> RunSections:
     clock = _read_clock(tables, folder)
     unit = clock.unit
     return RunSections(
-        clock, _read_run(tables, unit), _read_goals(tables, unit), _read_faults(tables, unit)
+        clock, _read_run(tables, unit), _read_goals(tables, unit), read_faults(tables, unit)
     )
 
 
@@ -204,39 +173,3 @@ def _read_goals(tables: Fields, unit: TimeUnit) -> Goals:
         for name in GOALS
         if name in section
     }
-
-
-def _read_faults(tables: Fields, unit: TimeUnit) -> tuple[Fault, ...]:
-    if "faults" not in tables:
-        return ()
-    given = tables.get("faults")
-    if not isinstance(given, list):
-        raise tables.wrong("faults", "a list of tables")
-    return tuple(_read_fault(table, f"faults[{k}]", unit) for k, table in enumerate(given))
-
-
-def _read_fault(table: object, where: str, unit: TimeUnit) -> Fault:
-    section = Fields(table, where, ("kind", "start", "end", *_FAULT_NUMBERS.values()))
-    section.required("kind", f"one of {', '.join(FAULTS)}")
-    kind = section.one_of("kind", "", FAULTS)
-    for owner, key in _FAULT_NUMBERS.items():
-        if key in section and owner != kind:
-            raise ConfigError(f'{where} {key} belongs to the kind "{owner}", the kind is "{kind}"')
-    start, end = unit.read(section, "start") or 0, unit.read(section, "end")
-    if end is not None and end <= start:
-        raise section.wrong("end", "later than start")
-    if kind == "fail":
-        share = section.number("share", 1.0, 0.0, above_low=True)
-        if share > 1:
-            raise section.wrong("share", "a number above 0, up to 1")
-        return FailingPasses(start, end, share)
-    if unit.is_steps:
-        raise ConfigError(
-            f'{where} kind "slow" slows the device, but on the clock of steps a step has no '
-            f"length: choose [clock] kind {', '.join(CLOCKS[1:])}"
-        )
-    section.required("factor", "how many times as long a pass takes")
-    factor = section.number("factor", 1.0, 0.0, above_low=True)
-    if factor > MAX_FACTOR:
-        raise section.wrong("factor", f"a number above 0, up to {MAX_FACTOR:,.0f}")
-    return Slowdown(start, end, factor)

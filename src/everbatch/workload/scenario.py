@@ -21,12 +21,11 @@ from everbatch.costs.preemption import preemption_costs
 from everbatch.scheduler.config import SchedulerConfig, TenantConfig
 from everbatch.workload.engine_presets import NO_PRESET, EnginePreset
 from everbatch.workload.engine_section import read_engine, read_setting
+from everbatch.workload.faults_section import Burst, Fault
 from everbatch.workload.presets import read_hardware, read_model
-from everbatch.workload.requests import RequestSpec, read_requests
+from everbatch.workload.requests import MAX_REQUESTS, RequestSpec, read_requests
 from everbatch.workload.run_sections import (
-    CLOCKS,
     ClockSpec,
-    Fault,
     Goals,
     RunSections,
     RunSpec,
@@ -34,8 +33,8 @@ from everbatch.workload.run_sections import (
     read_run_sections,
 )
 from everbatch.workload.seeded_workload import WorkloadSection
-from everbatch.workload.sources import ListedRequests, RequestSource
-from everbatch.workload.times import TimeUnit
+from everbatch.workload.sources import ListedRequests, MergedRequests, RequestSource
+from everbatch.workload.times import CLOCKS, TimeUnit
 
 MAX_FILE_BYTES = 256 << 20
 
@@ -60,7 +59,7 @@ class Scenario:
     name: str
     engine: SchedulerConfig
     requests: tuple[RequestSpec, ...]
-    """Those written out; empty if they come from a workload."""
+    """Those written out and those of bursts; of a workload the bursts alone."""
     run: RunSpec = field(default_factory=RunSpec)
     clock: ClockSpec = field(default_factory=ClockSpec)
     goals: Goals = field(default_factory=dict)
@@ -106,15 +105,17 @@ class Scenario:
 
     def source(self) -> RequestSource:
         """Give the requests in order of arrival; a source is used by one run."""
-        if self.workload is not None:
-            return self.workload.workload.source()
-        return ListedRequests(self.requests)
+        listed = ListedRequests(self.requests)
+        if self.workload is None:
+            return listed
+        source = self.workload.workload.source()
+        return MergedRequests(source, listed) if self.requests else source
 
     def requests_digest(self) -> str:
         """Give a digest of all requests, or of what makes them: equal for equal workloads."""
-        if self.workload is not None:
+        if self.workload is not None and not self.requests:
             return self.workload.digest()
-        digest = sha256()
+        digest = sha256() if self.workload is None else sha256(self.workload.digest().encode())
         for spec in self.requests:
             digest.update(repr(spec.facts()).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
@@ -169,6 +170,7 @@ def build_scenario(data: object, name: str, folder: Path = Path()) -> Scenario:
     else:
         tables.required("requests", "at least one [[requests]], or a [workload]")
         requests = read_requests(tables.get("requests"), unit.read)
+    requests = _with_bursts(requests, sections.faults)
     hardware = read_hardware(tables, folder)
     model = read_model(tables, folder)
     engine, preset = read_engine(
@@ -200,6 +202,29 @@ def _read_workload(tables: Fields, folder: Path, sections: RunSections) -> Workl
             f"choose [clock] kind {', '.join(CLOCKS[1:])}"
         )
     return WorkloadSection.read(tables.get("workload"), folder, sections.run.seed)
+
+
+def _with_bursts(
+    requests: tuple[RequestSpec, ...], faults: Iterable[Fault]
+) -> tuple[RequestSpec, ...]:
+    """Give the requests and behind them those of bursts; ConfigError if two have the same id."""
+    bursts = [fault for fault in faults if isinstance(fault, Burst)]
+    if not bursts:
+        return requests
+    found = list(requests)
+    taken = {spec.id for spec in requests}
+    num_requests = len(requests) + sum(burst.count for burst in bursts)
+    if num_requests > MAX_REQUESTS:
+        raise ConfigError(
+            f"[[requests]] and bursts are {num_requests:,} requests, at most {MAX_REQUESTS:,} are "
+            "written out: take smaller bursts"
+        )
+    for number, burst in enumerate(bursts):
+        found += burst.requests(f"burst{number}", len(found))
+    for spec in found[len(requests) :]:
+        if spec.id in taken:
+            raise ConfigError(f"{shown(spec.id)} is the id of a request and of one of a burst")
+    return tuple(found)
 
 
 def _is_json(text: str) -> bool:

@@ -73,3 +73,34 @@ class ListedRequests:
 
     def notes(self) -> list[str]:
         return []
+
+
+class MergedRequests:
+    """The requests of a source, and others that are written out, which come after it at one time.
+
+    Whoever of the others ends is none of the source's clients.
+    """
+
+    def __init__(self, source: RequestSource, others: ListedRequests) -> None:
+        self._source = source
+        self._others = others
+
+    @property
+    def num_requests(self) -> int | None:
+        of_source, of_others = self._source.num_requests, self._others.num_requests
+        return None if of_source is None or of_others is None else of_source + of_others
+
+    def peek(self) -> int | None:
+        times = (self._source.peek(), self._others.peek())
+        return min((time for time in times if time is not None), default=None)
+
+    def pop(self) -> RequestSpec:
+        time, other = self._source.peek(), self._others.peek()
+        is_other = time is None or (other is not None and other < time)
+        return (self._others if is_other else self._source).pop()
+
+    def ended(self, request_id: str, now_ns: int, *, served: bool = True) -> None:
+        self._source.ended(request_id, now_ns, served=served)
+
+    def notes(self) -> list[str]:
+        return self._source.notes()

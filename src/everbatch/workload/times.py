@@ -10,6 +10,8 @@ from everbatch.base.errors import ConfigError
 from everbatch.base.fields import MAX_INTEGER, Fields, shown
 from everbatch.base.units import NS_PER_S
 
+CLOCKS = ("steps", "nominal", "roofline", "kernels", "calibrated")
+"""Kinds of clocks: the first counts steps, the others measure seconds."""
 MAX_SECONDS = MAX_INTEGER // NS_PER_S
 """104 days: nanoseconds that every reader of JSON keeps exactly."""
 

@@ -16,6 +16,10 @@ def slowed(**fields) -> dict:
     }
 
 
+def burst(**fields) -> dict:
+    return {"kind": "burst", "count": 3, "prompt_tokens": 8, "output_tokens": 5, **fields}
+
+
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
@@ -36,7 +40,17 @@ def slowed(**fields) -> dict:
         ({"faults": [{"kind": "fail", "share": 0}]}, "faults[0] share is 0, it must be a number"),
         ({"faults": [{"kind": "fail", "share": 1.5}]}, "share is 1.5, it must be a number above 0"),
         ({"faults": [{"kind": "fail", "factor": 2}]}, 'factor belongs to the kind "slow"'),
-        (slowed(share=0.5), 'faults[0] share belongs to the kind "fail", the kind is "slow"'),
+        (
+            slowed(share=0.5),
+            'faults[0] share belongs to the kind "fail" and "disconnect", the kind is "slow"',
+        ),
+        ({"faults": [{"kind": "burst", "count": 0}]}, "faults[0] lacks prompt_tokens: how long"),
+        ({"faults": [burst(count=0)]}, "faults[0] count is 0, it must be an integer from 1 to"),
+        ({"faults": [burst(count=2_000_000)]}, "bursts are 2,000,001 requests, at most 2,000,000"),
+        ({"faults": [burst(share=1)]}, 'share belongs to the kind "fail" and "disconnect", the'),
+        ({"faults": [{"kind": "disconnect"}]}, "faults[0] lacks start: when clients leave"),
+        ({"faults": [{"kind": "disconnect", "start": 1, "end": 2}]}, "disconnect at one moment"),
+        ({"faults": [{"kind": "disconnect", "start": 1, "share": 2}]}, "share is 2, it must be a"),
         ({"faults": [{"kind": "fail", "start": 5, "end": 5}]}, "end is 5, it must be later than"),
         (slowed(kind="sloow"), 'faults[0] kind is "sloow", it must be one of slow'),
         (slowed(factor=0), "faults[0] factor is 0, it must be a number above 0"),
