@@ -161,15 +161,18 @@ class _Routes:
         use = tool_use(wanted, self._served.model.tokenizer.chat_template)
         common = await self._checked(use.common, request)
         token_ids = await self._encoding.chat_ids(
-            wanted.messages, wanted.template_variables, use.tools
+            wanted.messages, wanted.template_variables, use.tools, num_bytes=len(body)
         )
         prompts = [self._prompt(token_ids, common.sampling)]
         return await self._answer(request, answer_id, use.api, common, prompts)
 
     async def _respond(self, request: Request, answer_id: str) -> Response:
-        wanted = read_responses(await self._read(request))
+        body = await self._read(request)
+        wanted = read_responses(body)
         common = await self._checked(wanted.common, request)
-        token_ids = await self._encoding.chat_ids(wanted.messages, wanted.template_variables)
+        token_ids = await self._encoding.chat_ids(
+            wanted.messages, wanted.template_variables, num_bytes=len(body)
+        )
         prompts = [self._prompt(token_ids, common.sampling)]
         return await self._answer(request, answer_id, ResponsesApi(wanted.told), common, prompts)
 

@@ -46,10 +46,11 @@ class _SideRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """What a prompt, or the messages of a chat, are in tokens."""
-        wanted = read_tokenize(await self._read(request))
+        body = await self._read(request)
+        wanted = read_tokenize(body)
         check_model(self._served, wanted.model)
         try:
-            token_ids = await self._token_ids(wanted)
+            token_ids = await self._token_ids(wanted, len(body))
         except InvalidRequest as error:
             raise from_invalid_request(error) from None
         token_bytes = self._served.model.tokenizer.token_bytes
@@ -83,7 +84,7 @@ class _SideRoutes:
         tenant = key_owner(request.scope).tenant
         return _json({"aborted": self._served.answers.abort(ids, tenant)})
 
-    async def _token_ids(self, wanted: TokenizeRequest) -> list[int]:
+    async def _token_ids(self, wanted: TokenizeRequest, num_bytes: int) -> list[int]:
         if wanted.messages is None:
             adds = wanted.add_special_tokens
             return list(await self._encoding.prompt_ids(wanted.prompt, add_special_tokens=adds))
@@ -94,6 +95,7 @@ class _SideRoutes:
                 wanted.messages,
                 wanted.template_variables,
                 wanted.tools,
+                num_bytes=num_bytes,
                 add_generation_prompt=wanted.add_generation_prompt,
             )
         )

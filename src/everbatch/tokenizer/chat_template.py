@@ -17,14 +17,14 @@ from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from everbatch.base.errors import InvalidRequest
-from everbatch.tokenizer.template_meter import MAX_STEPS, Meter
+from everbatch.tokenizer.template_meter import MAX_STEPS, Meter, OutOfSteps
 from everbatch.tokenizer.template_sandbox import MeteredContext, TemplateEnvironment
 
 MAX_SOURCE_CHARS = 200_000  # The largest published ones have some 30,000.
 MAX_DATE_FORMAT_CHARS = 100
 
 # What Python raises for a template's own mistakes: adding None to text, a missing key, a division
-# by zero, recursion without end.
+# by zero, a variable that a branch did not set, recursion without end.
 _MISTAKES = (
     TemplateError,
     TypeError,
@@ -32,8 +32,16 @@ _MISTAKES = (
     ArithmeticError,
     LookupError,
     AttributeError,
-    RecursionError,
+    NameError,
+    RuntimeError,
 )
+# What compiling one raises: jinja2's errors, numbers with thousands of digits, and what Python has
+# to say of the program that jinja2 made of it. Its parser calls a full stack a MemoryError.
+_BROKEN = (TemplateError, ValueError, SyntaxError, RecursionError, MemoryError)
+
+
+class TakesLong(Exception):
+    """A render took more steps than whoever asked for it wants to wait for here."""
 
 
 class ChatTemplate:
@@ -48,6 +56,8 @@ class ChatTemplate:
         self._source = source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._template: Template | None = None
+        self._problem: str | None = None
+        """Why the source cannot be compiled, once that is known: it may take a second."""
         self._lock = threading.Lock()
 
     @property
@@ -66,14 +76,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        max_steps: int = MAX_STEPS,
     ) -> str:
         """Give the prompt for `messages`; encode it without adding special tokens.
 
         A message has `role` and `content`: a string, or a list of parts {"type": "text", "text":
         …}, which are joined by newlines as in vLLM. `now` is what strftime_now tells. `variables`
         are handed to the template too (Qwen 3: enable_thinking), `tools` as OpenAI's API has them.
-        Raises InvalidRequest for broken
-        messages, a missing template, and whatever the template itself raises.
+        Raises InvalidRequest for broken messages, a missing template, and whatever the template
+        itself raises; TakesLong where fewer steps were given than a template may take.
         """
         template = self._compiled()
         values = {
@@ -87,7 +98,11 @@ class ChatTemplate:
             "strftime_now": _strftime(now),
         }
         try:
-            return _render(template, values)
+            return _render(template, values, max_steps)
+        except OutOfSteps as error:
+            if max_steps < MAX_STEPS:
+                raise TakesLong from error
+            raise InvalidRequest(_explain(error), "messages") from error
         except _MISTAKES as error:
             raise InvalidRequest(_explain(error), "messages") from error
 
@@ -99,8 +114,14 @@ class ChatTemplate:
                 "messages",
             )
         with self._lock:
+            if self._template is None and self._problem is None:
+                try:
+                    self._template = _compile(self._source)
+                except InvalidRequest as error:
+                    self._problem = str(error)
+                    raise
             if self._template is None:
-                self._template = _compile(self._source)
+                raise InvalidRequest(str(self._problem), "messages")
             return self._template
 
 
@@ -113,16 +134,16 @@ def _compile(source: str) -> Template:
         )
     try:
         return TemplateEnvironment().from_string(source)
-    except (TemplateError, RecursionError, SyntaxError) as error:
-        raise InvalidRequest(_explain(error), "messages") from error
+    except _BROKEN as error:
+        raise InvalidRequest(_explain_source(error), "messages") from error
 
 
-def _render(template: Template, values: dict[str, Any]) -> str:
-    """Run the template with a full meter. Source: jinja2, Template.render, without its rewriting
-    of tracebacks."""
+def _render(template: Template, values: dict[str, Any], max_steps: int) -> str:
+    """Run the template with a meter of so many steps. Source: jinja2, Template.render, without its
+    rewriting of tracebacks."""
     context = template.new_context(values)
     assert isinstance(context, MeteredContext)
-    meter = context.meter = Meter(MAX_STEPS)
+    meter = context.meter = Meter(max_steps)
     pieces: list[str] = []
     num_chars = 0
     for piece in template.root_render_func(context):
@@ -150,6 +171,19 @@ def _strftime(now: datetime) -> Any:
         return now.strftime(date_format)
 
     return strftime_now
+
+
+def _explain_source(error: Exception) -> str:
+    match error:
+        case TemplateError():
+            return _explain(error)
+        case RecursionError() | MemoryError():
+            return (
+                "the model's chat template is nested too deeply to be read; use /v1/completions "
+                "with a prompt"
+            )
+        case _:
+            return f"the model's chat template is broken: {error}; use /v1/completions"
 
 
 def _explain(error: Exception) -> str:

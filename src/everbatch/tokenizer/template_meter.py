@@ -26,9 +26,12 @@ STEPS_PER_CALL = 4
 STRIPPED_PER_STEP = 1_024
 
 _FILTERS_WITH_WIDTH = ("batch", "indent", "round", "slice", "tojson", "truncate")
+MAX_FORMAT_CHARS = 1_000
+"""What one conversion of a format may make beyond its value: its width or its precision."""
 # A width or a precision of 1,000 or more, or one that an argument gives. It also takes a number
 # after a space for one: exact rules need backtracking, which a hostile format makes quadratic.
 _WIDE_FORMAT = re.compile(r"[%)#\- +.](\d{4}|\*)")
+_WIDTH = re.compile(r"[%)#\- +.]\d")
 # The views by their own types: an abstract class costs ten times as much to ask.
 _VIEWS: tuple[type[Collection[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS: tuple[type[Collection[Any]], ...] = (dict, list, tuple, set, frozenset, *_VIEWS)
@@ -44,6 +47,10 @@ class Size:
     items: int = 0
 
 
+class OutOfSteps(SecurityError):
+    """A render took more steps than it was given."""
+
+
 class Meter:
     """What one render may still spend."""
 
@@ -53,10 +60,10 @@ class Meter:
         self._left = steps
 
     def spend(self, steps: int) -> None:
-        """Take `steps`; SecurityError when they are used up."""
+        """Take `steps`; OutOfSteps when they are used up."""
         self._left -= steps
         if self._left < 0:
-            raise SecurityError(f"it takes more than {MAX_STEPS:,} steps; does it loop forever?")
+            raise OutOfSteps(f"it takes more than {MAX_STEPS:,} steps; does it loop forever?")
 
     def spend_text(self, num_chars: int) -> None:
         """Pay for a text, before or after it is made."""
@@ -139,7 +146,8 @@ def _pay_deep_filter(
         lines = 1 + str(value).count("\n")
         meter.spend_text(size.chars + lines * max(4, _widest(name, args)))
     elif name == "tojson":
-        meter.spend_text(size.chars + size.items * _widest(name, args) * MAX_DEPTH)
+        # Separators stand between items once, an indent once for each level.
+        meter.spend_text(size.chars + size.items * (extra + _widest(name, args) * MAX_DEPTH))
     elif name == "sum" and any(not isinstance(arg, int | float | str) for arg in args):
         # Lists would be copied once an item.
         raise SecurityError("it sums what is not a number")
@@ -195,7 +203,9 @@ def pay_binop(meter: Meter, operator: str, left: Any, right: Any) -> None:
     if operator == "%" and isinstance(left, str):
         if _WIDE_FORMAT.search(left):
             raise SecurityError("it formats with a width of 1,000 or more, or a variable one")
-        meter.spend_text(len(left) + left.count("%") * meter.spend_deep(right).chars)
+        num_values = left.count("%")
+        each = meter.spend_deep(right).chars + (MAX_FORMAT_CHARS if _WIDTH.search(left) else 0)
+        meter.spend_text(len(left) + num_values * each)
     elif isinstance(left, int) and isinstance(right, int):
         _check_integers(operator, left, right)
     elif operator == "*":

@@ -5,13 +5,17 @@ does not know. Not here: prices (template_meter.py). Used by template_sandbox.py
 filters meter_tick, meter_deep and meter_shallow that the rewritten template calls.
 """
 
+from math import isfinite
 from typing import Any
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator
+from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
+
+from everbatch.tokenizer.template_meter import MAX_INTEGER_BITS
 
 _EQUALITY_TESTS = frozenset(
     (
@@ -23,6 +27,17 @@ _EQUALITY_TESTS = frozenset(
 
 class _Instrumenter(NodeTransformer):
     """Puts the payments into a template's syntax tree."""
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Const:
+        # jinja2 writes 1e999 as the name inf, and cannot write an integer of 4,300 digits at all.
+        value = node.value
+        if isinstance(value, float) and not isfinite(value):
+            raise TemplateSyntaxError("a number is beyond what a float holds", node.lineno)
+        if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+            raise TemplateSyntaxError(
+                f"an integer has more than {MAX_INTEGER_BITS:,} bits", node.lineno
+            )
+        return node
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)

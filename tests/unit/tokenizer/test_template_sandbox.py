@@ -1,11 +1,14 @@
 """Hostile templates. Each would hang, fill the memory or escape without the meter and the sandbox;
 pytest's own timeout is what fails a test whose template got through."""
 
+import tracemalloc
 from datetime import datetime
 
 import pytest
+from jinja2 import Environment
 
 from everbatch.base.errors import InvalidRequest
+from everbatch.tokenizer import chat_template
 from everbatch.tokenizer.chat_template import ChatTemplate
 from everbatch.tokenizer.template_meter import MAX_STEPS, MAX_TEXT_CHARS
 
@@ -72,6 +75,10 @@ HUGE = {
     "squaring by the method replace": grow("{% set n.x = n.x.replace('a', n.x) %}"),
     "indent": "{{ ('a\n' * 100000)|indent(1000) }}",
     "tojson": "{{ range(99999)|list|tojson(indent=1000) }}",
+    "tojson by its separators": "{% set s = 'x' * 1000000 %}"
+    "{{ range(99999)|list|tojson(separators=(s, ':')) }}",
+    "many conversions of some width": "{{ ('%(a)999d' * 400000) % {'a': 1} }}",
+    "many conversions of some precision": "{{ ('%(a).999f' * 400000) % {'a': 1} }}",
     "output": "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
 }
 
@@ -114,8 +121,21 @@ DEEP = {
     "macro without end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "loop without end": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     "block without end": "{% block a %}{{ self.a() }}{% endblock %}",
+}
+
+TOO_DEEP_TO_READ = {
     "parentheses": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
     "ifs": "{% if 1 %}" * 500 + "{% endif %}" * 500,
+    "branches": "{% if a %}" + "{% elif a %}" * 7000 + "{% endif %}",
+    "attributes": "{{ a" + ".b" * 3000 + " }}",
+}
+
+BROKEN_NUMBERS = {
+    "float that is none": "{{ 1e999 }}",
+    "float that is none, negated": "{{ -1e999 if messages else 1 }}",
+    "decimal of 5,000 digits": "{{ " + "9" * 5000 + " }}",
+    "hexadecimal of 50,000 digits": "{{ 0x" + "f" * 50_000 + " }}",
+    "integer of one bit too many": f"{{{{ 0x{1 << 4096:x} }}}}",
 }
 
 
@@ -147,6 +167,60 @@ def test_way_out_of_the_sandbox_is_closed(source):
 def test_endless_depth_is_refused(source):
     with pytest.raises(InvalidRequest, match="calls itself without a limit"):
         render(source)
+
+
+@pytest.mark.parametrize("source", TOO_DEEP_TO_READ.values(), ids=TOO_DEEP_TO_READ)
+def test_source_that_is_nested_too_deeply_is_refused(source):
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        render(source)
+
+
+@pytest.mark.parametrize("source", BROKEN_NUMBERS.values(), ids=BROKEN_NUMBERS)
+def test_number_that_python_cannot_write_is_refused(source):
+    with pytest.raises(InvalidRequest, match="template is broken"):
+        render(source)
+
+
+def test_longest_integer_is_read():
+    assert render(f"{{{{ 0x{(1 << 4096) - 1:x} % 7 }}}}") == str(((1 << 4096) - 1) % 7)
+
+
+def test_variable_that_a_branch_did_not_set_is_the_template_s_mistake():
+    source = "{% if 0 %}{% set f = namespace() %}{% endif %}{% set f.x = 1 %}"
+
+    with pytest.raises(InvalidRequest, match="chat template"):
+        render(source)
+
+
+def test_broken_source_is_compiled_once(monkeypatch):
+    num_compiled = []
+    template = ChatTemplate("{% if %}")
+    monkeypatch.setattr(
+        chat_template, "TemplateEnvironment", lambda: num_compiled.append(1) or Environment()
+    )
+
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="template is broken: line 1"):
+            template.render([{"role": "user", "content": "hi"}], now=datetime(2025, 1, 1))
+
+    assert num_compiled == [1]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ range(99999)|list|tojson(separators=('x' * 1000000, ':')) }}",
+     "{{ ('😀' ~ '%(a)999d' * 400000) % {'a': 1} }}"],
+)  # fmt: skip
+def test_refused_text_takes_no_memory(source):
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="the limit is"):
+            render(source)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 64 << 20
 
 
 def test_text_at_the_limit_is_rendered_and_one_more_refused():
