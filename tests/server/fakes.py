@@ -34,6 +34,7 @@ from everbatch.server.metrics import ServerMetrics
 from everbatch.server.run import bind_socket, serve
 from everbatch.server.served import ServedModel
 from everbatch.server.settings import ServerSettings
+from everbatch.server.spans import SpanSink
 from everbatch.tokenizer.grammars import Grammars
 from everbatch.tokenizer.parts import TokenizerParts
 from everbatch.tokenizer.tokenizer import Tokenizer
@@ -288,6 +289,7 @@ def make_harness(
     settings: dict[str, Any] | None = None,
     keys: ApiKeys | None = None,
     logs_access: bool = False,
+    spans: SpanSink | None = None,
     **scheduler: Any,
 ) -> Harness:
     """Make a server with 8 slots, 64 blocks of 16 tokens and a context of 512."""
@@ -298,7 +300,7 @@ def make_harness(
     model = ServedModel(MODEL, EOS + 1, tokenizer, Grammars(tokenizer, EOS + 1, (EOS,)))
     server = ServerSettings(version="0.0-test", **(settings or {}))
     metrics = ServerMetrics(MODEL, core.stats(), core.config, server.metrics_prefix)
-    engine = AsyncEngine(core, metrics, clock, server)
+    engine = AsyncEngine(core, metrics, clock, server, spans)
     lines: list[str] = []
     access: list[str] = []
     app = create_app(

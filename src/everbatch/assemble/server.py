@@ -19,6 +19,7 @@ from everbatch.server.metrics import ServerMetrics
 from everbatch.server.run import serve
 from everbatch.server.served import ServedModel
 from everbatch.server.settings import ServerSettings
+from everbatch.server.spans import SpanSink
 
 
 def serve_engine(
@@ -28,15 +29,17 @@ def serve_engine(
     *,
     keys: ApiKeys,
     access_log: AccessLogFile | None,
+    spans: SpanSink | None,
     print_line: Callable[[str], None],
     on_ready: Callable[[], None],
 ) -> None:
     """Serve until a signal comes, in this thread. Closes the socket, not the engine or the log.
 
-    `print_line` gets the status lines; `on_ready` is called once requests are answered.
+    `spans` gets the span of each request, `print_line` the status lines; `on_ready` is called once
+    requests are answered.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        engine = _make_engine(real, settings)
+        engine = _make_engine(real, settings, spans)
         app = create_app(
             engine,
             _served_model(real, settings),
@@ -49,10 +52,10 @@ def serve_engine(
         runner.run(serve(app, engine, listening, settings.shutdown_grace_s, on_ready))
 
 
-def _make_engine(real: RealEngine, settings: ServerSettings) -> AsyncEngine:
+def _make_engine(real: RealEngine, settings: ServerSettings, spans: SpanSink | None) -> AsyncEngine:
     name = _served_model(real, settings).name
     metrics = ServerMetrics(name, real.engine.stats(), real.engine.config, settings.metrics_prefix)
-    return AsyncEngine(real.engine, metrics, real.clock, settings)
+    return AsyncEngine(real.engine, metrics, real.clock, settings, spans)
 
 
 def _served_model(real: RealEngine, settings: ServerSettings) -> ServedModel:

@@ -7,15 +7,17 @@ is printed on standard error.
 
 import logging
 import os
-from contextlib import closing, nullcontext, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from everbatch import __version__
 from everbatch.assemble.access_log import AccessLogFile
 from everbatch.assemble.options import EngineOptions
+from everbatch.assemble.otlp import OtlpSpans
 from everbatch.assemble.real import RealEngine, build_engine
 from everbatch.assemble.server import serve_engine
 from everbatch.base.errors import ConfigError
@@ -42,6 +44,7 @@ def command(
     api_key: tuple[str, ...],
     api_key_file: Path | None,
     access_log: Path | None,
+    otlp_traces_endpoint: str | None,
     **given: Any,
 ) -> None:
     """Serve MODEL: a directory, a .gguf file or a hub name. Without: the default model."""
@@ -53,8 +56,13 @@ def command(
     _check_priorities(keys, options)
     if settings.log_prompts and access_log is None:
         raise ConfigError("--log-prompts writes into the access log: give --access-log, too")
-    log = None if access_log is None else AccessLogFile(access_log)
-    with bind_socket(host, port) as listening, nullcontext() if log is None else closing(log):
+    with ExitStack() as stack:
+        log = spans = None
+        if access_log is not None:
+            log = stack.enter_context(closing(AccessLogFile(access_log)))
+        if otlp_traces_endpoint is not None:
+            spans = stack.enter_context(closing(OtlpSpans(otlp_traces_endpoint, __version__)))
+        listening = stack.enter_context(bind_socket(host, port))
         with loading_bar(Console(stderr=True)) as tell:
             real = build_engine(options, tell)
         with closing(real):
@@ -67,6 +75,7 @@ def command(
                 settings,
                 keys=keys,
                 access_log=log,
+                spans=None if spans is None else spans.write,
                 print_line=_say,
                 on_ready=lambda: _print_ready(url, has_keys=len(keys) > 0),
             )

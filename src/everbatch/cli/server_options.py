@@ -139,6 +139,10 @@ _OPTIONS = [
         is_flag=True,
         help="Write prompts into the access log, too.",
     ),
+    _watching(
+        "--otlp-traces-endpoint",
+        help="Collector that gets an OpenTelemetry span for each request, by OTLP over HTTP.",
+    ),
 ]
 
 

@@ -8,7 +8,7 @@ first token has its own HTTP status; later it is an error event, then the end of
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -64,6 +64,8 @@ class Answering:
     channel: Channel
     ids: tuple[str, ...]
     """The answer's id, and the one that the client gave its request, if it did."""
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    """What came of the trace that the request belongs to."""
     requests: list[EngineRequest] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
 
@@ -97,7 +99,7 @@ class Answering:
             ]
             self.generations += generations
             submitted.append((request, generations))
-        self.served.engine.submit(submitted, self.common.max_total_s)
+        self.served.engine.submit(submitted, self.common.max_total_s, self.trace_headers)
         self.served.answers.add(self)
 
     def let_go(self, cause: EndCause = EndCause.CLIENT) -> None:

@@ -10,7 +10,7 @@ of it is seen any more.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from math import ceil
@@ -45,6 +45,8 @@ from everbatch.server.progress import Progress
 from everbatch.server.recent_events import RecentEvents
 from everbatch.server.service_rate import MAX_RETRY_S
 from everbatch.server.settings import ServerSettings
+from everbatch.server.span_recorder import SpanRecorder
+from everbatch.server.spans import SpanSink
 
 logger = logging.getLogger("everbatch.server")
 
@@ -73,6 +75,7 @@ class AsyncEngine:
         metrics: ServerMetrics,
         clock: Clock,
         settings: ServerSettings,
+        spans: SpanSink | None = None,
     ) -> None:
         self._engine = engine
         self._clock = clock
@@ -86,6 +89,7 @@ class AsyncEngine:
         self._failed_steps = FailedSteps(clock)
         self._thread = EngineThread(engine, self._inbox, self.progress, self._deliver, self._die)
         self.metrics = metrics
+        self._spans = SpanRecorder(metrics.model_name, spans)
         self.config = engine.config
         self.recent_events = RecentEvents(engine.config)
         self.stats = engine.stats()
@@ -103,6 +107,7 @@ class AsyncEngine:
         self,
         requests: Sequence[tuple[EngineRequest, Sequence[Receiver]]],
         max_total_s: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         """Hand requests over, all or none, each with a receiver for every sample; raises ApiError
         503 when they cannot be taken now, 429 when there are enough of them.
@@ -127,6 +132,7 @@ class AsyncEngine:
                 tenant=request.tenant,
                 num_samples=request.n,
                 max_tokens=request.sampling.max_tokens,
+                trace=self._spans.begin(request, trace_headers or {}),
             )
             self._live.add(live, zip(request.sample_ids, receivers, strict=True))
             if max_total_s is not None:
@@ -243,6 +249,7 @@ class AsyncEngine:
         now_ns = self._clock.now_ns()
         self.metrics.fold_events(result.events, now_ns)
         self.recent_events.add(result.events)
+        self._spans.note(result.events, self._live)
         self._tell_admissions(result)
         stopped = {
             request_id for request_id, reason in result.finished if reason is FinishReason.STOP
@@ -308,7 +315,9 @@ class AsyncEngine:
             case Finished(reason):
                 self._forget(sample, reason, cause)
             case Refused():
-                self._live.remove(sample)
+                if self._live.remove(sample):
+                    why = ending.rejection.reason.value
+                    self._spans.end(sample.request, self._clock.now_ns(), refused=why)
             case TimedOut() | Unserved():
                 self._forget(sample, FinishReason.ABORT, cause)
             case Failed():
@@ -339,7 +348,9 @@ class AsyncEngine:
             request.cause = cause
         if not self._live.remove(sample):
             return
-        self.metrics.fold_request(request, self._clock.now_ns())
+        now_ns = self._clock.now_ns()
+        self.metrics.fold_request(request, now_ns)
+        self._spans.end(request, now_ns)
         self._note_idle()
 
     def _end_overdue(self, now_ns: int) -> None:

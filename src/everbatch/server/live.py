@@ -14,6 +14,7 @@ from everbatch.base.units import NS_PER_S
 from everbatch.engine.engine import TokenOutput
 from everbatch.scheduler.admission import Rejection
 from everbatch.scheduler.request import FinishReason
+from everbatch.server.spans import RequestTrace
 
 MIN_LIMITS_KEPT = 64
 """Of requests that have ended: a day's limits would be millions."""
@@ -105,6 +106,8 @@ class LiveRequest:
     """How its samples ended so far: the first one that was cut, if any was."""
     cause: EndCause | None = None
     """Why that one was, if it was aborted."""
+    trace: RequestTrace | None = None
+    """For its span, if somebody wants one."""
     samples: "dict[str, LiveSample]" = field(default_factory=dict)
     """Those that are live."""
 

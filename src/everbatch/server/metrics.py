@@ -120,7 +120,7 @@ class ServerMetrics:
         prefix: str = DEFAULT_PREFIX,
     ) -> None:
         """`config`: which limits a refusal names; without it they are taken for requests."""
-        self._model_name = model_name
+        self.model_name = model_name
         self._prefix = f"{prefix}:"
         self._stats = stats
         self._max_queue_tokens = 0 if config is None else config.max_queue_tokens
@@ -254,7 +254,7 @@ class ServerMetrics:
         totals = [*_totals(stats), *_step_totals(self._steps)]
         for name, text, count in totals:
             counter = CounterMetricFamily(self._prefix + name, text, labels=["model_name"])
-            counter.add_metric([self._model_name], count)
+            counter.add_metric([self.model_name], count)
             yield counter
         for name, text, label, counts in (
             ("num_preemptions_by_way", "Preemptions by what became of the victim's blocks.", "way",
@@ -272,11 +272,11 @@ class ServerMetrics:
             self._steps.duration,
             self._steps.tokens,
         ):
-            yield histogram.family(self._prefix, self._model_name)
+            yield histogram.family(self._prefix, self.model_name)
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         gauge = GaugeMetricFamily(self._prefix + name, text, labels=["model_name"])
-        gauge.add_metric([self._model_name], value)
+        gauge.add_metric([self.model_name], value)
         return gauge
 
     def _by_label(
@@ -289,7 +289,7 @@ class ServerMetrics:
     ) -> Metric:
         family = kind(self._prefix + name, text, labels=["model_name", label])
         for value, count in counts.items():
-            family.add_metric([self._model_name, value], count)
+            family.add_metric([self.model_name, value], count)
         return family
 
 

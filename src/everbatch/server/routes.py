@@ -41,6 +41,7 @@ from everbatch.server.responses import ResponsesApi
 from everbatch.server.responses_fields import read_responses
 from everbatch.server.served import Served, check_model
 from everbatch.server.side_routes import add_side_routes
+from everbatch.server.spans import trace_headers
 from everbatch.server.standing import with_headers
 from everbatch.server.tool_use import tool_use
 
@@ -224,6 +225,7 @@ class _Routes:
                 len(prompts) * common.sampling.n, served.settings.max_client_buffer_bytes
             ),
             ids=tuple(dict.fromkeys((answer_id, request_id(request.scope)))),
+            trace_headers=trace_headers(request.headers),
         )
         note(request.scope, answering.facts)
         if common.stream:
