@@ -7,8 +7,9 @@ block writes no line of its own; runs of such steps become one QuietSteps line
 (eventlog.EventLogWriter).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 EVENT_LOG_VERSION = 1
 
@@ -189,6 +190,67 @@ class QuietSteps:
     start: int
     count: int
     decodes: int
+
+
+class StepChange(NamedTuple):
+    """What one step of StepsRan changed: who took which block, and what the pool had after it."""
+
+    step: int
+    blocks: list[tuple[str, int]]
+    free_blocks: int
+    cached_blocks: int
+
+
+@dataclass(slots=True)
+class StepsRan:
+    """Steps one right after the other in which the same requests decoded: many events in one.
+
+    For whoever looks at no single step. No event of the log: there its `parts` stand.
+    """
+
+    step: int
+    """The number of the first."""
+    durations: list[int]
+    """Of each step, in nanoseconds."""
+    ends: list[int]
+    """When the first step began, and when each of them ended."""
+    decodes: int
+    joined: tuple[str, ...]
+    """Who decodes from the first step on."""
+    used_blocks: int
+    """That had readers before anybody took one."""
+    changes: list[StepChange]
+    """Steps in which somebody took a block, in order; the first step too if somebody joined."""
+
+    def parts(self) -> Iterator[StepRan | QuietSteps]:
+        """Give the events of single steps, and of quiet ones between them."""
+        ends, at = self.ends, 0
+        for change in self.changes:
+            place = change.step - self.step
+            if at < place:
+                yield self.quiet(at, place)
+            at = place + 1
+            yield StepRan(
+                ends[at],
+                change.step,
+                ends[place],
+                tokens=self.decodes,
+                emitted=self.decodes,
+                decodes=self.decodes,
+                chunks=(),
+                blocks=tuple([(name, (block,)) for name, block in change.blocks]),
+                joined=() if place else self.joined,
+                left=(),
+                free_blocks=change.free_blocks,
+                cached_blocks=change.cached_blocks,
+            )
+        if at < len(self.durations):
+            yield self.quiet(at, len(self.durations))
+
+    def quiet(self, place: int, end: int) -> QuietSteps:
+        """Give the steps number [place, end) of these, counted from 0, as quiet ones."""
+        ends = self.ends
+        return QuietSteps(ends[end], self.step + place, ends[place], end - place, self.decodes)
 
 
 @dataclass(frozen=True, slots=True)

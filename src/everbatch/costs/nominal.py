@@ -9,12 +9,12 @@ from everbatch.costs.device import Device
 from everbatch.costs.model import Model
 from everbatch.costs.needs import needed
 from everbatch.costs.terms import Term
-from everbatch.costs.work import StepWork
+from everbatch.costs.work import StepWork, TokensAlone
 
 _PURPOSE = "the nominal model"
 
 
-class NominalStepTime:
+class NominalStepTime(TokensAlone):
     """max(weight bytes / memory bandwidth, 2 FLOPs per parameter and token / FLOP rate)."""
 
     def __init__(self, device: Device, model: Model) -> None:

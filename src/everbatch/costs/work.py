@@ -51,3 +51,10 @@ class StepTime(Protocol):
     def duration_ns(self, work: StepWork) -> int:
         """Give the duration in nanoseconds, at least 1."""
         ...
+
+
+class TokensAlone:
+    """Marks a StepTime that asks how many tokens a pass computes, and not what they read.
+
+    Passes of the same decodes then take equally long, and are not asked for one by one.
+    """

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from everbatch.base.clock import Clock
 from everbatch.base.errors import ExecutorError
-from everbatch.base.events import Event, Finished, SampleFinished
+from everbatch.base.events import Event, Finished, SampleFinished, StepsRan
 from everbatch.base.sample_ids import sample_ids
 from everbatch.engine.executor import EmittedTokens, Executor, TokenLogprobs
 from everbatch.engine.metrics import EngineMetrics, EngineStats
@@ -88,6 +88,8 @@ class StepResult:
     finished: list[tuple[str, FinishReason]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     plan: StepPlan | None = None
+    leapt: StepsRan | None = None
+    """Steps that ran without a plan, before the events."""
     error: str | None = None
     """Why the forward pass failed, if it did; it is tried again in parts. Or why nobody
     can run, now or later, by a bug of ours; the first who waits ended with ERROR."""
@@ -204,11 +206,15 @@ class Engine:
         """Let `run` carry out the next steps as far as none needs a plan; None if the next does.
 
         For those who do not look at single steps (scheduler/leap.py): the result has no plan and no
-        outputs. `run` stands in for the executor.
+        outputs, and the sink hears of who ended alone. `run` stands in for the executor.
         """
-        if not self.scheduler.leap(run):
+        leapt = self.scheduler.leap(run)
+        if leapt is None:
             return None
-        return self._result(self.scheduler.take_events(), None, None)
+        self.metrics.fold_steps(leapt)
+        result = self._result(self.scheduler.take_events(), None, None)
+        result.leapt = leapt
+        return result
 
     def stats(self) -> EngineStats:
         """Give the counters and gauges as of the last boundary."""

@@ -16,6 +16,7 @@ from everbatch.base.events import (
     QuietSteps,
     Rejected,
     StepRan,
+    StepsRan,
 )
 
 
@@ -84,6 +85,13 @@ class EngineMetrics:
                     sums.recomputed_tokens += event.recomputed_tokens
                 case _:
                     pass
+
+    def fold_steps(self, steps: StepsRan) -> None:
+        """Count steps that are told together."""
+        count = len(steps.durations)
+        self._sums.num_steps += count
+        self._sums.scheduled_tokens += count * steps.decodes
+        self._sums.generation_tokens += count * steps.decodes
 
     def stats(self, **gauges: int) -> EngineStats:
         """Give the sums so far together with the gauges handed in."""

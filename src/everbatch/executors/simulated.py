@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from everbatch.base.clock import VirtualClock
-from everbatch.costs.work import StepTime, StepWork
+from everbatch.base.units import div_ceil
+from everbatch.costs.work import StepTime, StepWork, TokensAlone
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.executor import EmittedTokens
 from everbatch.scheduler.leap import Stretch
@@ -32,7 +33,7 @@ Piece: TypeAlias = "range | array[int]"
 """Consecutive ids, or ids as they are written; both are sliced, not walked through."""
 
 
-class OneTick:
+class OneTick(TokensAlone):
     """Every pass takes one tick, whatever it does: the clock of steps."""
 
     def duration_ns(self, work: StepWork) -> int:
@@ -187,22 +188,33 @@ class SimulatedExecutor:
 
     def _run_passes(self, stretch: Stretch, most: int, until: int) -> int:
         """Let up to `most` passes of nothing but the decode set go by; gives how many did."""
-        work, clock, durations = self.work, self._clock, stretch.durations
-        num_decodes = work.num_decodes = work.num_logits = stretch.num_decodes
+        work, clock = self.work, self._clock
+        work.num_decodes = work.num_logits = stretch.num_decodes
         work.decode_context = self._decode_context
         work.num_chunks = work.prefill_tokens = work.prefill_context = work.prefill_pairs = 0
         work.swapped_blocks = work.copied_blocks = 0
         stretch.start_ns = clock.now_ns()
+        if isinstance(self._step_time, TokensAlone):
+            duration = self._step_time.duration_ns(work)
+            count = min(most, div_ceil(until - stretch.start_ns, duration))
+            stretch.durations += [duration] * count
+            clock.advance(duration * count)
+        else:
+            self._run_one_by_one(stretch, most, until)
+        return len(stretch.durations)
+
+    def _run_one_by_one(self, stretch: Stretch, most: int, until: int) -> None:
+        """Let passes go by each of which reads more than the one before."""
+        work, clock = self.work, self._clock
         time_left = until - stretch.start_ns
         for _ in range(most):
             duration = self._step_time.duration_ns(work)
-            durations.append(duration)
+            stretch.durations.append(duration)
             clock.advance(duration)
             time_left -= duration
             if time_left <= 0:
                 break
-            work.decode_context += num_decodes
-        return len(durations)
+            work.decode_context += stretch.num_decodes
 
     def _count_work(self, plan: StepPlan) -> None:
         """Say what the pass is about to do. A masked row is a decode that reads its own token."""

@@ -77,17 +77,23 @@ class DecodeSet:
         """Give the members whose last blocks the next step fills."""
         return self._full_at.get(self.num_steps + 1, ())
 
-    def num_alike(self) -> int:
-        """Count the steps up to the next one that fills somebody's block or is somebody's last.
+    def next_full(self) -> int:
+        """Give the next step that fills somebody's block. There must be a member."""
+        return min(self._full_at)
 
-        There must be a member. O(1) but for the first question after somebody left.
+    def next_end(self) -> int:
+        """Give the next step that is somebody's last, at most. There must be a member.
+
+        O(1) but for the first question after somebody left.
         """
         if self._first_end is None:
             self._first_end = min(self._ends_at)
-        return min(min(self._full_at), self._first_end) - self.num_steps
+        return self._first_end
 
     def advance(self, count: int = 1) -> tuple[KeysView[Request], KeysView[Request]]:
-        """Complete a step, or up to `num_alike`: each member consumed and emitted a token in each.
+        """Complete a step, or several of which the last alone fills a block or ends somebody.
+
+        Each member consumed and emitted a token in each of them.
 
         Gives whose blocks are full now and who has emitted its last token; the first is a view that
         `leave` keeps up to date. O(1), whatever the number of members.

@@ -1,17 +1,20 @@
 """Steps that need no plan: those who can decode do, and nobody else could run.
 
 A leap is a run of such steps. It begins where every prompt is computed and nobody waits, or whoever
-waits first waits for an ending. It ends with the first step in which somebody ends, where blocks
-are lacking, or where its runner stops it. State, decisions and events are those of as many plans
-that are applied, except that no plan is written and steps alike are one event (QuietSteps, as in
-the event log). Works outside the pools' transactions, as it takes only what is there. Called by
-Scheduler.
+waits first waits for an ending. It ends with the first step in which somebody ends, before blocks
+may be lacking, or where its runner stops it. State and decisions are those of as many plans that
+are applied; no plan is written, and what happened is told as a whole (StepsRan).
+
+When blocks fill and who ends when is known beforehand, so the steps run first and the blocks that
+they took are taken afterwards, in the same order: until then nobody else can look at the pool.
+Works outside the pools' transactions, as it takes only what is there. Called by Scheduler.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from everbatch.base.events import Event, QuietSteps, StepRan
+from everbatch.base.events import StepChange, StepsRan
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import BEHIND_HEAD, Draft
 from everbatch.scheduler.lifecycle import Lifecycle
@@ -23,7 +26,7 @@ from everbatch.scheduler.state import SchedulerState
 
 @dataclass(slots=True)
 class Stretch:
-    """Steps of a leap that differ in nothing: all members decode, nobody takes a block.
+    """Steps in which all members decode, and that differ in nothing but who takes a block.
 
     The runner fills in what became of it: 1 to `most` passes ran, one right after the other.
     """
@@ -32,20 +35,17 @@ class Stretch:
     most: int
     """Passes, at least 1, after which the scheduler has to look again."""
     released: list[int]
-    """Slots that are empty since the step before, and the requests that join: of the first stretch
-    of a leap alone."""
+    """Slots that are empty since the step before."""
     joined: list[Request]
+    """Who decodes from the first of these steps on."""
     start_ns: int = 0
     durations: list[int] = field(default_factory=list)
     """Of each pass that ran, in nanoseconds."""
     stopped: list[int] = field(default_factory=list)
     """Slots that the last pass ended."""
-    goes_on: bool = True
-    """Whether there may be another stretch at once."""
 
 
 Runner = Callable[[Stretch], None]
-_Taken = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Leaps:
@@ -57,12 +57,10 @@ class Leaps:
         state: SchedulerState,
         lifecycle: Lifecycle,
         deferrals: DeferralLog,
-        events: list[Event],
     ) -> None:
         self._config = config
         self._state = state
         self._lifecycle = lifecycle
-        self._events = events
         self._deferrals = deferrals
         self._blocked_head: Request | None = None
         """Whom the last plan found to wait for something that only an ending can bring."""
@@ -83,75 +81,73 @@ class Leaps:
         )
         self._blocked_head = head if lasts else None
 
-    def leap(self, run: Runner) -> bool:
-        """Let steps run as long as none needs a plan; gives whether any did."""
+    def leap(self, run: Runner) -> StepsRan | None:
+        """Let steps run as long as none needs a plan; None if the next one does."""
         if not self._is_settled():
-            return False
-        state = self._state
-        needing = self._needing_blocks()
+            return None
+        state, needing = self._state, self._needing_blocks()
         if len(needing) > state.pool.num_allocatable:
-            return False
+            return None
         state.num_deferred_calls = 0
         released, joined = self._join_idle()
-        while len(needing) <= state.pool.num_allocatable:
-            if not self._run_stretch(run, needing, released, joined):
-                break
-            needing, released, joined = state.due, [], []
-        return True
-
-    def _run_stretch(
-        self, run: Runner, needing: list[Request], released: list[int], joined: list[Request]
-    ) -> bool:
-        """Let steps run of which the first alone may differ; gives whether another may follow."""
-        decodes, events = self._state.decodes, self._events
-        taken = self._append_to_each(needing) if needing else ()
-        step, place = decodes.num_steps + 1, len(events)
-        stretch = Stretch(len(decodes), decodes.num_alike(), released, joined)
+        most = self._most_steps(len(needing))
+        stretch = Stretch(len(state.decodes), most, released, joined)
+        first, num_used = state.decodes.num_steps + 1, state.pool.num_used
         run(stretch)
-        count, now = len(stretch.durations), stretch.start_ns + sum(stretch.durations)
-        full, ended = decodes.advance(count)
-        has_ended = bool(stretch.stopped or ended)
-        if (taken or joined) and count > 1:
-            events.append(self._first_event(stretch, step, taken))
-            place += 1
-        if has_ended:
-            self._lifecycle.finish_step(StepOutcome(stretch.stopped), ended, full, now)
-        else:
+        durations, changes = stretch.durations, list[StepChange]()
+        if needing or joined:
+            changes.append(self._take_blocks(first, needing))
+        ends = list(accumulate(durations, initial=stretch.start_ns))
+        self._complete(first + len(durations) - 1, stretch, ends[-1], changes)
+        names = tuple([request.id for request in joined])
+        return StepsRan(first, durations, ends, stretch.num_decodes, names, num_used, changes)
+
+    def _most_steps(self, num_needing: int) -> int:
+        """Count the steps after which to look again; the next takes `num_needing` blocks.
+
+        Up to the first ending, and as far as there are blocks for sure: in `block_size` steps each
+        member takes one.
+        """
+        pool, decodes = self._state.pool, self._state.decodes
+        until_full = decodes.next_full() - decodes.num_steps
+        until_end = decodes.next_end() - decodes.num_steps
+        num_rounds = (pool.num_allocatable - num_needing) // len(decodes)
+        return min(max(until_full, num_rounds * self._config.block_size), until_end)
+
+    def _complete(
+        self, last: int, stretch: Stretch, now_ns: int, changes: list[StepChange]
+    ) -> None:
+        """Let the steps up to `last` take effect, and add what they changed to `changes`."""
+        state, decodes = self._state, self._state.decodes
+        while (step := decodes.next_full()) < last:
+            full, _ = decodes.advance(step - decodes.num_steps)
             self._lifecycle.note_full(full)
-        # The steps come before those whom the last of them ended.
-        events.insert(place, self._last_event(stretch, step, taken, count, now))
-        return stretch.goes_on and not has_ended
+            changes.append(self._take_blocks(step + 1, state.due))
+        full, ended = decodes.advance(last - decodes.num_steps)
+        if not (stretch.stopped or ended):
+            self._lifecycle.note_full(full)
+            return
+        self._lifecycle.finish_step(StepOutcome(stretch.stopped), ended, full, now_ns)
+        if changes and changes[-1].step == last:
+            # A step reports the pool as those whom it ended left it.
+            pool = state.pool
+            changes[-1] = StepChange(last, changes[-1].blocks, pool.num_free, pool.num_cached)
 
-    def _last_event(
-        self, stretch: Stretch, step: int, taken: _Taken, count: int, now: int
-    ) -> QuietSteps | StepRan:
-        """Describe all steps, or all but a first that has an event of its own."""
-        start, num_decodes = stretch.start_ns, stretch.num_decodes
-        if not (taken or stretch.joined):
-            return QuietSteps(now, step, start, count, num_decodes)
-        if count == 1:
-            return self._first_event(stretch, step, taken)
-        first_end = start + stretch.durations[0]
-        return QuietSteps(now, step + 1, first_end, count - 1, num_decodes)
-
-    def _first_event(self, stretch: Stretch, step: int, taken: _Taken) -> StepRan:
-        """Describe a step in which somebody took a block or joined; the pool is as it left it."""
-        start, num_decodes, pool = stretch.start_ns, stretch.num_decodes, self._state.pool
-        joined = tuple([request.id for request in stretch.joined])
-        return StepRan(
-            start + stretch.durations[0],
-            step,
-            start,
-            tokens=num_decodes,
-            emitted=num_decodes,
-            decodes=num_decodes,
-            chunks=(),
-            blocks=taken,
-            joined=joined,
-            left=(),
-            free_blocks=pool.num_free,
-            cached_blocks=pool.num_cached,
-        )
+    def _take_blocks(self, step: int, needing: list[Request]) -> StepChange:
+        """Give each one more block, of which there are enough; gives who took which."""
+        state, pool = self._state, self._state.pool
+        if len(needing) > 1:
+            needing.sort(key=by_admission)
+        blocks = pool.allocate(len(needing))
+        assert blocks is not None
+        taken = []
+        for request, block in zip(needing, blocks, strict=True):
+            request.block_table.append(block)
+            taken.append((request.id, block))
+        if state.rights is not None:
+            for request in needing:
+                state.rights.note(request)
+        return StepChange(step, taken, pool.num_free, pool.num_cached)
 
     def _needing_blocks(self) -> list[Request]:
         """Give those who decode next and whose last blocks are full."""
@@ -170,21 +166,6 @@ class Leaps:
             self._lifecycle.join(request)
         released, state.released_slots = state.released_slots, []
         return released, joined
-
-    def _append_to_each(self, needing: list[Request]) -> _Taken:
-        """Give each one more block, of which there are enough; gives who took which."""
-        if len(needing) > 1:
-            needing.sort(key=by_admission)
-        blocks = self._state.pool.allocate(len(needing))
-        assert blocks is not None
-        taken = []
-        for request, block in zip(needing, blocks, strict=True):
-            request.block_table.append(block)
-            taken.append((request.id, (block,)))
-        if self._state.rights is not None:
-            for request in needing:
-                self._state.rights.note(request)
-        return tuple(taken)
 
     def _is_settled(self) -> bool:
         """Whether those who can decode are all who could run."""
@@ -208,14 +189,22 @@ class Leaps:
 def _lasting_obstacles(config: SchedulerConfig) -> tuple[DeferReason, ...]:
     """Give the reasons for which the head of the queue waits until somebody ends.
 
-    Decodes only take blocks, so a head for which there are too few stays out, unless it could
-    read what they fill (prefix caching) or the way of admission looks ahead. Where the order of the
-    queue changes with time, or others may pass the head, nothing lasts.
+    Decodes only take blocks, so a head for which there are too few stays out. Prefix caching does
+    not change that for admission "prompt": a decode that fills a block which the head could read
+    takes another one at once, and of cached blocks that go those that the head would have read were
+    not free for it anyway. But a prompt that cannot be read in chunks may be told of the tokens
+    then, and admission "now" counts the blocks of a chunk, however many are read.
+
+    Where admission looks ahead, the order of the queue changes with time, or others may pass the
+    head, nothing or only the want of a slot lasts.
     """
     changes = config.policy == "vtc" or (config.policy == "priority" and config.aging_steps)
     shares = config.min_prefill_tokens or config.prefill_aging_steps
     if changes or shares or config.backfill != "none" or config.batching == "static":
         return ()
-    if config.enable_prefix_caching or config.admission not in ("now", "prompt"):
+    blocks_last = config.admission in ("now", "prompt")
+    if config.enable_prefix_caching:
+        blocks_last = config.admission == "prompt" and config.enable_chunked_prefill
+    if not blocks_last:
         return (DeferReason.SEQUENCE_BUDGET,)
     return (DeferReason.SEQUENCE_BUDGET, DeferReason.KV_BUDGET)

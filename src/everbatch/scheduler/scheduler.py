@@ -4,7 +4,7 @@
     schedule(now) -> StepPlan or NothingToRun    decides; changes nothing that cannot be undone
     apply(plan, outcome, now) -> events          commits consumed KV, retires, frees
     rollback(plan)                               the step did not happen
-    leap(run) -> bool                            many steps at once, where none needs a plan
+    leap(run) -> StepsRan | None                 many steps at once, where none needs a plan
 
 Belongs here: the order in which things happen. What is decided is in planner.py, what becomes of
 requests in lifecycle.py. Time is handed in; order is explicit; no token id is read but to hash a
@@ -16,7 +16,7 @@ block that filled. Sources: Orca (iteration-level scheduling, section 3.1), Page
 from dataclasses import dataclass
 from heapq import heappop
 
-from everbatch.base.events import Event, StepFailed
+from everbatch.base.events import Event, StepFailed, StepsRan
 from everbatch.base.sample_ids import sample_ids
 from everbatch.scheduler.admission import (
     Rejection,
@@ -66,7 +66,7 @@ class Scheduler:
         self._writer = PlanWriter(config, self.state)
         self._endings = Endings(*shared, reader, self.deferrals, self._events)
         self._lifecycle = Lifecycle(*shared, self._endings, self.deferrals, self._events)
-        self._leaps = Leaps(*shared, self._lifecycle, self.deferrals, self._events)
+        self._leaps = Leaps(*shared, self._lifecycle, self.deferrals)
         self._plan: StepPlan | None = None
         self._draft: Draft | None = None
         self._aborts: dict[str, FinishReason] = {}
@@ -213,14 +213,17 @@ class Scheduler:
         self._leaps.note_plan(draft)
         return self.take_events()
 
-    def leap(self, run: Runner) -> bool:
-        """Let `run` carry out the next steps as far as none needs a plan; gives whether any did.
+    def leap(self, run: Runner) -> StepsRan | None:
+        """Let `run` carry out the next steps as far as none needs a plan; None: the next one does.
 
-        As `schedule` and `apply` would, one by one, but that no plan is shown and steps alike are
-        one event. Whoever calls knows that nobody came, left or expired meanwhile.
+        As `schedule` and `apply` would, one by one, but that no plan is shown and the steps are
+        told together; who ended in the last is an event. Whoever calls knows that nobody came, left
+        or expired meanwhile.
         """
         assert self._plan is None
-        return not self._aborts and not self._events and self._leaps.leap(run)
+        if self._aborts or self._events:
+            return None
+        return self._leaps.leap(run)
 
     def take_events(self) -> list[Event]:
         """Give the events since the last call."""

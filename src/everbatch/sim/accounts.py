@@ -7,7 +7,8 @@ part of each request, a record goes when its request ends. Called by the run loo
 summary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from everbatch.base.events import (
@@ -17,9 +18,9 @@ from everbatch.base.events import (
     Event,
     Finished,
     Preempted,
-    QuietSteps,
     SampleFinished,
     StepRan,
+    StepsRan,
 )
 from everbatch.base.sample_ids import sample_ids
 from everbatch.scheduler.request import Request
@@ -86,20 +87,12 @@ class Accounts:
         if spec.id not in self.records:
             self.records[spec.id] = self._streams[spec.id] = RequestRecord(spec)
 
-    def fold(self, events: Iterable[Event], durations: Sequence[int] = ()) -> None:
-        """Count events, in order.
-
-        durations: how long each pass took that the events tell of, where QuietSteps are among them.
-        """
-        num_told = 0
+    def fold(self, events: Iterable[Event]) -> None:
+        """Count events, in order."""
         for event in events:
             match event:
                 case StepRan():
-                    num_told += 1
                     self._fold_step(event)
-                case QuietSteps():
-                    told, num_told = num_told, num_told + event.count
-                    self._fold_quiet(event.decodes, durations[told:num_told])
                 case Admitted():
                     self._fold_admitted(event)
                 case Decoding(emitted=True):
@@ -116,6 +109,28 @@ class Accounts:
                     self._fold_arrived(event)
                 case _:
                     pass
+
+    def fold_steps(self, steps: StepsRan) -> None:
+        """Count steps that are told together."""
+        counters, gaps, durations = self.counters, self.token_gaps, steps.durations
+        first_end, end = steps.ends[1], steps.ends[-1]
+        for request_id in steps.joined:
+            self._join(self._streams[request_id], first_end)
+        gap = first_end - self._last_pass_end
+        num_stayed = steps.decodes - len(steps.joined)
+        if num_stayed:
+            gaps[gap] = gaps.get(gap, 0) + num_stayed
+        for duration, count in Counter(durations[1:]).items():
+            gaps[duration] = gaps.get(duration, 0) + count * steps.decodes
+        if self._longest_gaps is not None:
+            for pass_end, pass_gap in zip(steps.ends[1:], (gap, *durations[1:]), strict=True):
+                self._longest_gaps.add(pass_end, pass_gap)
+        self._last_pass_end = end
+        num_tokens = steps.decodes * len(durations)
+        counters.busy_time += end - steps.ends[0]
+        counters.useful_tokens += num_tokens
+        counters.scheduled_tokens += num_tokens
+        self._fold_blocks(steps)
 
     def note_rejected(self, request_id: str, message: str) -> None:
         """A request was refused at arrival: it has ended without a reason to finish."""
@@ -210,21 +225,16 @@ class Accounts:
         counters.useful_tokens += event.emitted
         counters.scheduled_tokens += event.tokens
 
-    def _fold_quiet(self, num_decodes: int, durations: Sequence[int]) -> None:
-        """Count passes, one right after the other, in which the same requests decoded."""
-        counters, gaps = self.counters, self.token_gaps
-        for gap in durations:
-            gaps[gap] = gaps.get(gap, 0) + num_decodes
-        if self._longest_gaps is not None:
-            end = self._last_pass_end
-            for gap in durations:
-                end += gap
-                self._longest_gaps.add(end, gap)
-        duration, num_tokens = sum(durations), num_decodes * len(durations)
-        self._last_pass_end += duration
-        counters.busy_time += duration
-        counters.useful_tokens += num_tokens
-        counters.scheduled_tokens += num_tokens
+    def _fold_blocks(self, steps: StepsRan) -> None:
+        """Count for how long blocks were held, those taken meanwhile from their steps on."""
+        ends, num_used = steps.ends, steps.used_blocks
+        held = num_used * (ends[-1] - ends[0])
+        for change in steps.changes:
+            num_taken = len(change.blocks)
+            num_used += num_taken
+            held += num_taken * (ends[-1] - ends[change.step - steps.step])
+        self.counters.used_block_time += held
+        self.counters.peak_blocks = max(self.counters.peak_blocks, num_used)
 
     def _join(self, record: RequestRecord, now: int) -> None:
         """Note the first token that a stream got as a member of the decode set."""

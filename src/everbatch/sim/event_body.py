@@ -9,7 +9,7 @@ from io import TextIOBase
 from typing import TextIO
 
 from everbatch.base.eventlog import EventLogWriter
-from everbatch.base.events import Event
+from everbatch.base.events import Event, StepsRan
 from everbatch.workload.scenario import Scenario
 
 
@@ -37,6 +37,11 @@ class EventBody:
         """Append events; after `close` nothing is written."""
         if self._is_open:
             self._writer.write(events)
+
+    def write_steps(self, steps: StepsRan) -> None:
+        """Append steps that are told together."""
+        if self._is_open:
+            self._writer.write_steps(steps)
 
     def close(self) -> str:
         """End the log; gives the sha256 of its body."""

@@ -40,7 +40,8 @@ SERVED = (FinishReason.STOP, FinishReason.LENGTH)
 """Whoever ends otherwise may try again."""
 STEPS_A_REPORT = 4096
 """So many calls of the engine go by between two reports of progress."""
-STEPS_A_LEAP = 1 << 14  # About so many, then they are counted and written: memory stays bounded.
+STEPS_A_LEAP = 1 << 14
+"""At most so many, then they are counted and written: memory stays bounded."""
 NEVER = 1 << 200
 
 
@@ -129,8 +130,6 @@ class SimulatedRun:
         self._counts_ticks = scenario.clock.unit.is_steps
         self._may_leap = self._options.leaps and not observers and not failures
         self._leap_until = 0
-        self._durations: list[int] = []
-        """Of the passes of the leap under way."""
         self._used_blocks = 0
         """During the pass that ran last."""
 
@@ -268,26 +267,22 @@ class SimulatedRun:
         scheduler = self.engine.scheduler
         num_steps, num_empty = scheduler.state.decodes.num_steps, len(scheduler.state.free_slots)
         result = self.engine.leap(self._run_stretch)
-        if result is None:
+        if result is None or result.leapt is None:
             return False
         num_held, duration = scheduler.config.max_num_seqs - num_empty, self._clock.now_ns() - start
         self.accounts.counters.held_slot_time += num_held * duration
         self._blame_empty_slots(num_empty, scheduler.state.decodes.num_steps - num_steps)
         self._num_deferred_calls = 0
-        self._take(result.events, self._durations)
-        self._durations.clear()
+        self.accounts.fold_steps(result.leapt)
+        self._body.write_steps(result.leapt)
+        self._take(result.events)
         self._tell_world(result)
         return True
 
     def _run_stretch(self, stretch: Stretch) -> None:
-        """Let passes go by that differ in nothing, with the blocks in use that are now."""
-        counters, num_used = self.accounts.counters, self.engine.scheduler.state.pool.num_used
+        """Let passes go by until something besides them is due."""
+        stretch.most = min(stretch.most, STEPS_A_LEAP)
         self._executor.leap(stretch, self._leap_until)
-        self._durations += stretch.durations
-        now = self._clock.now_ns()
-        stretch.goes_on = now < self._leap_until and len(self._durations) < STEPS_A_LEAP
-        counters.peak_blocks = max(counters.peak_blocks, num_used)
-        counters.used_block_time += num_used * (now - stretch.start_ns)
 
     def _next_event(self) -> int:
         """Give the time from which on something besides steps may be due."""
@@ -325,9 +320,9 @@ class SimulatedRun:
                 self._world.ended(event.id, event.t, served=served)
         self._take(events)
 
-    def _take(self, events: list[Event], durations: Sequence[int] = ()) -> None:
+    def _take(self, events: list[Event]) -> None:
         if events:
-            self.accounts.fold(events, durations)
+            self.accounts.fold(events)
             self._body.write(events)
             for observer in self._observers:
                 observer.happened(events)

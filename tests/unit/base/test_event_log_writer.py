@@ -9,7 +9,15 @@ import pytest
 
 from everbatch.base.errors import EventLogError
 from everbatch.base.eventlog import DIGESTED_AT_ONCE, EventLogWriter, event_line, read_events
-from everbatch.base.events import Admitted, Arrived, Preempted, QuietSteps, StepRan
+from everbatch.base.events import (
+    Admitted,
+    Arrived,
+    Preempted,
+    QuietSteps,
+    StepChange,
+    StepRan,
+    StepsRan,
+)
 
 
 def quiet_step(number: int) -> StepRan:
@@ -124,6 +132,42 @@ def test_the_digest_is_that_of_the_body_however_many_lines():
 
     body, digest = write(*events)
     assert digest == sha256(body.encode()).hexdigest()
+
+
+def steps_together(joined: tuple[str, ...], *changes: StepChange) -> StepsRan:
+    """Steps 3 to 8, of 2, 3, 2, 2, 4 and 2 ns, from 10 on."""
+    return StepsRan(3, [2, 3, 2, 2, 4, 2], [10, 12, 15, 17, 19, 23, 25], 2, joined, 4, [*changes])
+
+
+@pytest.mark.parametrize("name", ["a", 'q"\\\n', "zwölf ✓", "half \ud83d"])
+@pytest.mark.parametrize("places", [(), (3,), (8,), (3, 4, 8), (5, 7), (3, 4, 5, 6, 7, 8)])
+@pytest.mark.parametrize("before", [busy_step(2), quiet_step(2)])
+def test_steps_told_together_are_written_as_their_parts(before, places, name):
+    changes = [StepChange(place, [(name, place), ("b", 9)], 5, place) for place in places]
+    steps = steps_together((), *changes)
+    file, in_parts = StringIO(), StringIO()
+    together, one_by_one = EventLogWriter(file, {}), EventLogWriter(in_parts, {})
+    for writer in (together, one_by_one):
+        writer.write([before])
+    together.write_steps(steps)
+    one_by_one.write(steps.parts())
+    for writer in (together, one_by_one):
+        writer.write([quiet_step(9), busy_step(10)])
+
+    assert file.getvalue() == in_parts.getvalue()
+    assert together.digest() == one_by_one.digest()
+    assert file.getvalue().count('"event":"step"') == len(places) + 1 + (before == busy_step(2))
+
+
+def test_the_parts_of_steps_told_together_say_when_each_was_and_who_joined():
+    changes = StepChange(3, [], 6, 0), StepChange(6, [("a", 7)], 5, 0)
+
+    assert list(steps_together(("x",), *changes).parts()) == [
+        StepRan(12, 3, 10, 2, 2, 2, (), (), ("x",), (), 6, 0),
+        QuietSteps(17, 4, 12, 2, 2),
+        StepRan(19, 6, 17, 2, 2, 2, (), (("a", (7,)),), (), (), 5, 0),
+        QuietSteps(25, 7, 19, 2, 2),
+    ]
 
 
 @pytest.mark.parametrize(
