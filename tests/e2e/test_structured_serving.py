@@ -133,6 +133,42 @@ def test_certain_call_has_arguments_that_fit(client: openai.OpenAI) -> None:
         assert answer.choices[0].message.content is None
 
 
+def test_crowd_that_begins_calls_of_a_strict_tool_ends_them_as_they_must_be(
+    client: openai.OpenAI, server: Server
+) -> None:
+    model = model_of(client)
+    tool = {"type": "function", "name": "adopt", "parameters": SCHEMA, "strict": True}
+
+    def ask(number: int) -> list[Any]:
+        stream = client.responses.create(
+            model=model,
+            input=f"Cat {number}.",
+            tools=[tool],
+            parallel_tool_calls=False,
+            text={"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}},
+            stream=True,
+            # What a call begins with is likelier than the 1 with which an answer would.
+            extra_body={"seed": number, "logit_bias": {str(ord("<")): 40}},
+        )
+        return list(stream)
+
+    with ThreadPoolExecutor(8) as threads:
+        crowd = list(threads.map(ask, range(8)))
+
+    for events in crowd:
+        [call] = events[-1].response.output
+        assert (call.type, call.name, events[-1].type) == (
+            "function_call",
+            "adopt",
+            "response.completed",
+        )
+        Cat.model_validate_json(call.arguments)
+        deltas = [event.delta for event in events if event.type.endswith("arguments.delta")]
+        assert "".join(deltas) == call.arguments
+    server.wait_until_idle()
+    assert server.metrics()["num_preemptions_total"] > 0
+
+
 @pytest.mark.parametrize(
     ("wanted", "pattern"),
     [

@@ -8,7 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server.fakes import async_test, in_process, make_harness
 
-from everbatch.server import openapi, protocol, responses_fields, side_bodies, structured_fields
+from everbatch.server import (
+    openapi_bodies,
+    protocol,
+    responses_fields,
+    side_bodies,
+    structured_fields,
+)
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 TEMPLATE = (
@@ -23,12 +29,12 @@ LEAST: dict[str, dict[str, Any]] = {
     "/abort": {"request_id": "x"},
 }
 BODIES = (
-    openapi.COMPLETIONS,
-    openapi.CHAT_COMPLETIONS,
-    openapi.RESPONSES,
-    openapi.TOKENIZE,
-    openapi.DETOKENIZE,
-    openapi.ABORT,
+    openapi_bodies.COMPLETIONS,
+    openapi_bodies.CHAT_COMPLETIONS,
+    openapi_bodies.RESPONSES,
+    *openapi_bodies.TOKENIZE["anyOf"],
+    openapi_bodies.DETOKENIZE,
+    *openapi_bodies.ABORT["anyOf"],
 )
 TABLES = (
     protocol.NOT_SUPPORTED_ANYWHERE,
@@ -38,19 +44,17 @@ TABLES = (
     structured_fields.NOT_SUPPORTED,
 )
 NAMES = sorted(
-    {
-        name
-        for body in BODIES
-        for name in body["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    }
+    {name for body in BODIES for name in body["properties"]}
     | {name for table in TABLES for name in table}
     | {"type", "role", "content", "text", "name", "function", "parameters", "arguments", "schema"}
+    | {"call_id", "output", "allowed_tools", "mode", "strict"}
     | {"json_schema", "format", "include_usage", "json", "regex", "choice", "grammar", "anyOf"}
 )
 WORDS = st.sampled_from(
     [
         *("", "x", "text", "user", "assistant", "tool", "function", "auto", "required", "none"),
         *("json_object", "json_schema", "object", "string", "input_text", "message", "é🙂", "(["),
+        *("function_call", "function_call_output", "allowed_tools"),
         *("a|b", 'root ::= "a"', "message.output_text.logprobs", "\x00", "{}", "65"),
     ]
 )

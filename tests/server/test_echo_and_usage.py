@@ -201,3 +201,58 @@ async def _events(client: httpx.AsyncClient, path: str, body: dict[str, object])
     lines = answer.content.decode().split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
+
+
+@async_test
+async def test_prompt_alone_is_scored_with_max_tokens_0() -> None:
+    async with openai_client(make_harness()) as client:
+        options: dict[str, Any] = {"model": MODEL, "max_tokens": 0, "echo": True, "logprobs": 1}
+        whole = await client.completions.create(**options, prompt=["añb", PROMPT])
+        stream = await client.completions.create(
+            **options, prompt="añb", stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        plain = await client.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=0, echo=True, n=2
+        )
+
+    assert [choice.text for choice in whole.choices] == ["añb", PROMPT]
+    assert {choice.finish_reason for choice in whole.choices} == {"length"}
+    logprobs = whole.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["a", "bytes:\\xc3", "bytes:\\xb1", "b"]
+    assert logprobs.token_logprobs == [None, -1.0, -2.0, -3.0]
+    assert whole.usage is not None
+    assert (whole.usage.completion_tokens, whole.usage.prompt_tokens) == (0, 4 + len(PROMPT))
+    *events, end = chunks
+    assert "".join(chunk.choices[0].text for chunk in events) == "añb"
+    told = [chunk.choices[0].logprobs for chunk in events if chunk.choices[0].logprobs]
+    assert [token for one in told for token in one.tokens or []] == logprobs.tokens
+    assert events[-1].choices[0].finish_reason == "length"
+    assert end.usage is not None
+    assert end.usage.completion_tokens == 0
+    assert [choice.text for choice in plain.choices] == [PROMPT] * 2
+
+
+@async_test
+async def test_prompt_alone_whose_next_token_would_end_it_ends_by_length() -> None:
+    harness = make_harness(executor=SpeakingExecutor(reply=lambda prompt: ""))
+    async with openai_client(harness) as client:
+        answer = await client.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=0, echo=True
+        )
+
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (PROMPT, "length")
+    _assert_free(harness)
+
+
+@async_test
+async def test_max_tokens_0_goes_with_echo_alone() -> None:
+    async with in_process(make_harness()) as client:
+        body = {"prompt": PROMPT, "max_tokens": 0}
+        bare = await client.post(COMPLETIONS, json=body)
+        false = await client.post(COMPLETIONS, json=body | {"max_tokens": False, "echo": True})
+        more = await client.post(COMPLETIONS, json=body | {"min_tokens": 1, "echo": True})
+
+    assert [one.status_code for one in (bare, false, more)] == [400] * 3
+    assert more.json()["error"]["param"] == "min_tokens"

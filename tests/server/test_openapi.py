@@ -14,6 +14,7 @@ Body = dict[str, Any]
 MESSAGES = [{"role": "user", "content": "Hello"}]
 TEMPLATE = "{% if tools %}<tool_call>arguments{% endif %}{{ messages[0].content }}"
 TOOL = {"type": "function", "function": {"name": "f"}}
+FLAT_TOOL = {"type": "function", "name": "f"}
 FORM = {"type": "json_object"}
 
 # Path, the least body, the schema, its reader.
@@ -43,6 +44,7 @@ OPERATIONS: list[tuple[str, Body, Body, Any, Callable[[bytes], object]]] = [
     ("/tokenize", {"messages": MESSAGES}, openapi.TOKENIZE, side_bodies, side_bodies.read_tokenize),
     ("/detokenize", {"tokens": [1]}, openapi.DETOKENIZE, side_bodies, side_bodies.read_detokenize),
     ("/abort", {"request_id": "x"}, openapi.ABORT, side_bodies, side_bodies.read_abort),
+    ("/abort", {"request_ids": ["x"]}, openapi.ABORT, side_bodies, side_bodies.read_abort),
 ]
 # Values that a schema alone does not tell.
 VALUES: Body = {
@@ -62,31 +64,38 @@ VALUES: Body = {
     "max_total_s": 60,
     "metadata": {"a": "b"},
 }
+OF_RESPONSES: Body = {"tools": [FLAT_TOOL], "response_format": None}
 COMPANY: dict[str, Body] = {
     "stream_options": {"stream": True},
     "tool_choice": {"tools": [TOOL]},
-    "request_ids": {"request_id": None},
     "top_logprobs": {"logprobs": True},
 }
-# In /tokenize some go with a text, the others with messages.
-OF_MESSAGES = {"messages", "add_generation_prompt", "chat_template_kwargs", "tools"}
-OF_TEXT = {"prompt", "add_special_tokens"}
 
 
-def schema_of(operation: Body) -> Body:
-    return operation["requestBody"]["content"]["application/json"]["schema"]
+def schema_of(operation: Body, least: Body) -> Body:
+    """Give the schema of a body; where there are several, that of bodies like `least`."""
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    return next(one for one in schema.get("anyOf", [schema]) if set(one["required"]) <= set(least))
 
 
 def company_of(name: str, path: str) -> Body:
     """Give what has to be there for a field to have sense."""
     if path == "/v1/responses":
-        wanted = {"include": ["message.output_text.logprobs"]}
-        return {"top_logprobs": wanted, "stream_options": {"stream": True}}.get(name, {})
+        wanted = {
+            "top_logprobs": {"include": ["message.output_text.logprobs"]},
+            "stream_options": {"stream": True},
+            "tool_choice": {"tools": [FLAT_TOOL]},
+        }
+        return wanted.get(name, {})
+    if (path, name) == ("/v1/completions", "max_tokens"):
+        return {"echo": True}
     return COMPANY.get(name, {})
 
 
-def value_of(name: str, schema: Body) -> Any:
+def value_of(name: str, schema: Body, path: str = "") -> Any:
     """Give a value that the schema allows."""
+    if path == "/v1/responses" and name in OF_RESPONSES:
+        return OF_RESPONSES[name]
     if name in VALUES:
         return VALUES[name]
     if "anyOf" in schema:
@@ -95,7 +104,7 @@ def value_of(name: str, schema: Body) -> Any:
         return schema["const"]
     if "enum" in schema:
         return schema["enum"][0]
-    match schema["type"]:
+    match kind_of(schema):
         case "string":
             return "x"
         case "boolean":
@@ -110,9 +119,15 @@ def value_of(name: str, schema: Body) -> Any:
             return {name: value_of(name, schema["properties"][name]) for name in wanted}
 
 
+def kind_of(schema: Body) -> str:
+    """Give a schema's type; all that may be null may be something else, too."""
+    kind = schema.get("type", "")
+    return kind[0] if isinstance(kind, list) else kind
+
+
 def limits(schema: Body) -> list[tuple[Any, bool]]:
     """Give values at and beyond the bounds that a schema states, and whether they go."""
-    step = 1 if schema.get("type") == "integer" else 0.5
+    step = 1 if kind_of(schema) == "integer" else 0.5
     rows: list[tuple[Any, bool]] = []
     if "minimum" in schema:
         rows += [(schema["minimum"], True), (schema["minimum"] - step, False)]
@@ -129,17 +144,14 @@ def limits(schema: Body) -> list[tuple[Any, bool]]:
     ids=lambda value: value if isinstance(value, str) else "-".join(value)[:12],
 )
 def test_every_field_of_the_document_is_taken(path: str, least: Body, operation: Body) -> None:
-    properties = schema_of(operation)["properties"]
-    if path == "/tokenize":
-        others = OF_TEXT if "messages" in least else OF_MESSAGES
-        properties = {name: one for name, one in properties.items() if name not in others}
+    properties = schema_of(operation, least)["properties"]
 
     @async_test
     async def run() -> None:
         harness = make_harness(template=TEMPLATE, policy="priority")
         async with in_process(harness) as client:
             for name, schema in properties.items():
-                body = {**least, **company_of(name, path), name: value_of(name, schema)}
+                body = {**least, **company_of(name, path), name: value_of(name, schema, path)}
                 answer = await client.post(path, json=body)
                 assert answer.status_code == 200, (name, answer.text)
 
@@ -160,7 +172,7 @@ def test_limits_of_the_document_are_those_of_the_server(
             template=TEMPLATE, policy="priority", max_num_seqs=128, num_blocks=256
         )
         async with in_process(harness) as client:
-            for name, schema in schema_of(operation)["properties"].items():
+            for name, schema in schema_of(operation, least)["properties"].items():
                 for value, goes in limits(schema):
                     tokens = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
                     body = {**least, **company_of(name, path), tokens: 1, name: value}
@@ -198,7 +210,7 @@ def test_every_field_that_is_read_is_in_the_document(
 
     # What one API refuses is read by what it has in common with the others.
     read_in_vain = set(getattr(module, "NOT_SUPPORTED", {}))
-    told = set(schema_of(operation)["properties"])
+    told = set(schema_of(operation, least)["properties"])
     assert sorted(set(body.known) - told - read_in_vain) == []
 
 

@@ -199,7 +199,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": 1}, "input must be a text"),
     ({"input": ["x"]}, "input[0] must be an object"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role must be one of"),
-    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].type 'function_call'"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type 'reasoning'"),
     ({"input": [{"role": "user", "content": []}]}, "input[0].content must be"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
@@ -211,7 +211,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"store": True}, "store=true is not supported"),
     ({"previous_response_id": "resp-1"}, "previous_response_id"),
     ({"background": True}, "background=true is not supported"),
-    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type 'web_search' is not supported"),
     ({"truncation": "auto"}, "truncation"),
     ({"reasoning": {"effort": "low"}}, "reasoning"),
     ({"include": ["file_search_call.results"]}, "include may hold"),

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from server.fakes import EOS, byte_tokenizer
 
 from everbatch.engine.structured_outputs import StructuredOutputsParams
-from everbatch.server.tool_calls import Call, Tool, ToolStyle, finder_of, grammar_of, style_of
+from everbatch.server.tool_calls import Call, Tool, ToolStyle, finder_of, style_of
+from everbatch.server.tool_grammars import CallSyntax, certain_calls
 from everbatch.tokenizer.chat_template import ChatTemplate
 from everbatch.tokenizer.grammars import Grammars
 
@@ -36,6 +37,13 @@ TAGGED = [
     (f"{TAGGED_CALL}\n{TAGGED_CALL}", "", [KOELN, KOELN]),
     (f"a {TAGGED_CALL} b", "a b", [KOELN]),
     ('<tool_call>{"name": "clock"}</tool_call>', "", [Call("clock", "{}")]),
+    (f"{TAGGED_CALL}\n \n", "", [KOELN]),
+    (f"{TAGGED_CALL} b \n", " b \n", [KOELN]),
+    (
+        '<tool_call>{"name": "clock", "arguments": {"a": "\\"</tool_call>"}}</tool_call>',
+        "",
+        [Call("clock", '{"a":"\\"</tool_call>"}')],
+    ),
     ("a < b and <tool", "a < b and <tool", []),
     ("spaces at the end   \n", "spaces at the end   \n", []),
     ("<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
@@ -159,7 +167,9 @@ def test_grammar_lets_through_calls_that_are_found(
 ) -> None:
     tools = (WEATHER, CLOCK)
     for may_repeat, goes in ((False, goes_once), (True, goes_often)):
-        form = StructuredOutputsParams(grammar=grammar_of(style, tools, may_repeat=may_repeat))
+        form = StructuredOutputsParams(
+            grammar=certain_calls(CallSyntax(style), tools, may_repeat=may_repeat)
+        )
         constraint = Grammars(byte_tokenizer(), EOS + 1, (EOS,)).start(form)
         mask = constraint.allowed(list(text.encode()))
         assert bool(mask and mask[EOS >> 3] >> (EOS & 7) & 1) == goes

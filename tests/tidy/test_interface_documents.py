@@ -17,11 +17,13 @@ from everbatch.cli.prompts import OTHER_KEYS, PROMPT_KEYS, Task
 from everbatch.engine.metrics import EngineStats
 from everbatch.server import (
     chat_messages,
-    openapi,
+    openapi_bodies,
     protocol,
     responses_fields,
+    responses_input,
     side_bodies,
     structured_fields,
+    tool_fields,
 )
 from everbatch.server.metrics import ServerMetrics
 from everbatch.server.settings import ServerSettings
@@ -164,24 +166,23 @@ def test_every_command_is_in_the_readme():
 
 def test_every_field_of_a_body_is_documented():
     bodies = (
-        openapi.COMPLETIONS,
-        openapi.CHAT_COMPLETIONS,
-        openapi.RESPONSES,
-        openapi.TOKENIZE,
-        openapi.DETOKENIZE,
-        openapi.ABORT,
+        openapi_bodies.COMPLETIONS,
+        openapi_bodies.CHAT_COMPLETIONS,
+        openapi_bodies.RESPONSES,
+        *openapi_bodies.TOKENIZE["anyOf"],
+        openapi_bodies.DETOKENIZE,
+        *openapi_bodies.ABORT["anyOf"],
     )
-    fields = {
-        name
-        for body in bodies
-        for name in body["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    }
+    fields = {name for body in bodies for name in body["properties"]}
     refused = {
         *protocol.NOT_SUPPORTED_ANYWHERE,
         *protocol.NOT_SUPPORTED_IN_COMPLETIONS,
         *protocol.NOT_SUPPORTED_IN_CHAT,
         *chat_messages.NOT_SUPPORTED,
         *responses_fields.NOT_SUPPORTED,
+        *responses_input.NOT_OF_CALLS,
+        *responses_input.NOT_OF_MESSAGES,
+        *tool_fields.NOT_SUPPORTED,
         *structured_fields.GUIDED,
         *structured_fields.NOT_SUPPORTED,
         *side_bodies.NOT_SUPPORTED,

@@ -24,7 +24,7 @@ from everbatch.engine.executor import TokenLogprobs
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.scheduler.request import FinishReason
 from everbatch.server.channel import Channel
-from everbatch.server.choices import Api, CollectedChoice, Head, Stream, Streaming, Usage
+from everbatch.server.choices import Api, Head, Stream, Streaming, Usage
 from everbatch.server.generation import Asked, Choice, Generation
 from everbatch.server.http_body import ClientLeft, watch_client
 from everbatch.server.live import EndCause
@@ -44,12 +44,13 @@ STREAM_HEADERS = {
 class Prompt:
     """One prompt of a request as token ids that the model has, and how it is sampled.
 
-    echo: the text that its choices begin with.
+    echo: the text that its choices begin with. is_all: and consist of; what is sampled is dropped.
     """
 
     token_ids: Sequence[int]
     sampling: SamplingParams
     echo: str = ""
+    is_all: bool = False
 
 
 @dataclass(slots=True)
@@ -176,7 +177,7 @@ class Answering:
             TextStream(self.served.model.tokenizer, prompt.sampling),
             self.channel,
             lambda reason: engine.abort(sample_id, reason),
-            Asked(self.api.prompt_field, self.common.max_wait_s),
+            Asked(self.api.prompt_field, self.common.max_wait_s, prompt.is_all),
         )
 
     def _engine_request(self, index: int, now_ns: int) -> EngineRequest:
@@ -198,7 +199,8 @@ async def answer_whole(request: Request, answering: Answering) -> Response:
     """Give the whole answer when the last choice has ended; raises ApiError or ClientLeft."""
     api, channel = answering.api, answering.channel
     choices = [
-        CollectedChoice(
+        api.collect(
+            answering.head,
             answering.logprobs(index),
             answering.prompt_of(index).echo,
             partial(answering.told_of_prompt, index),

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -16,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from everbatch.server import openapi
 from everbatch.server.access_log import AccessLogMiddleware
 from everbatch.server.api_keys import ApiKeyMiddleware, ApiKeys
 from everbatch.server.bridge import AsyncEngine
@@ -80,7 +82,8 @@ def create_app(
         redirect_slashes=False,
     )
     # The last one that is added is the first that a request meets.
-    if keys is not None and len(keys):
+    has_keys = keys is not None and len(keys) > 0
+    if keys is not None and has_keys:
         app.add_middleware(ApiKeyMiddleware, keys=keys)
     if settings.allowed_origins:
         app.add_middleware(
@@ -94,6 +97,7 @@ def create_app(
     if log_access is not None:
         app.add_middleware(AccessLogMiddleware, clock=clock, write_line=log_access)
     app.include_router(make_router(served))
+    app.openapi = cache(partial(openapi.document, app, has_keys=has_keys))  # type: ignore[method-assign]
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)

@@ -5,7 +5,7 @@ Belongs here: roles and contents. Not here: the text that a model's template mak
 
 from collections.abc import Mapping, Sequence
 
-from everbatch.server.fields import Fields, IsNeutral, Json
+from everbatch.server.fields import Fields, IsNeutral, Json, nothing, only
 from everbatch.server.tool_fields import take_calls
 from everbatch.tokenizer.chat_template import joined
 
@@ -19,22 +19,17 @@ MAX_TEXT_LENGTH = 1 << 30  # The body's limit is the one that binds.
 Message = Mapping[str, Json]
 
 
-def _empty(value: Json) -> bool:
-    return bool(value == [])
-
-
-def _nothing(_value: Json) -> bool:
-    return False
-
-
 # Null or empty in what the official client gives back for an answer, so a history may carry them.
 NOT_SUPPORTED: dict[str, IsNeutral] = {
-    "function_call": _nothing,
-    "refusal": _nothing,
-    "annotations": _empty,
-    "audio": _nothing,
-    "reasoning_content": _nothing,
+    "function_call": nothing,
+    "refusal": nothing,
+    "annotations": only([]),
+    "audio": nothing,
+    "reasoning_content": nothing,
 }
+# Of all roles but the tool's, and of those that are not the assistant's either.
+NOT_OF_OTHERS: dict[str, IsNeutral] = {"tool_call_id": nothing}
+NOT_OF_ASKERS: dict[str, IsNeutral] = {"tool_calls": only([])}
 
 
 def read_messages(fields: Fields) -> tuple[Message, ...]:
@@ -79,9 +74,9 @@ def _read(message: Fields, role: str) -> dict[str, Json]:
         if call_id is None:
             raise message.bad("tool_call_id", "is missing: say which call it answers")
         return {"role": role, "content": _content(message), "tool_call_id": call_id}
-    message.refuse({"tool_call_id": _nothing})
+    message.refuse(NOT_OF_OTHERS)
     if role != "assistant":
-        message.refuse({"tool_calls": _empty})
+        message.refuse(NOT_OF_ASKERS)
         return {"role": ROLES[role], "content": _content(message)}
     calls = take_calls(message)
     if not calls:

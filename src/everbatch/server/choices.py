@@ -83,7 +83,17 @@ class Api(Protocol):
 
     prompt_field: str
 
-    def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes: ...
+    def collect(
+        self,
+        head: Head,
+        logprobs: Logprobs | None,
+        echo: str,
+        told_of_prompt: Callable[[], dict[str, Any]],
+    ) -> Any:
+        """Make what collects one choice, for `body`: CollectedChoice, or one of the API's own."""
+        ...
+
+    def body(self, head: Head, choices: Sequence[Any], usage: Usage) -> bytes: ...
 
     def stream(self, head: Head, wanted: Streaming) -> Stream: ...
 
@@ -94,6 +104,15 @@ class Api(Protocol):
 
 class CompletionApi:
     prompt_field = "prompt"
+
+    def collect(
+        self,
+        head: Head,
+        logprobs: Logprobs | None,
+        echo: str,
+        told_of_prompt: Callable[[], dict[str, Any]],
+    ) -> "CollectedChoice":
+        return CollectedChoice(logprobs, echo, told_of_prompt)
 
     def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
         parts = [
@@ -115,6 +134,15 @@ class CompletionApi:
 
 class ChatApi:
     prompt_field = "messages"
+
+    def collect(
+        self,
+        head: Head,
+        logprobs: Logprobs | None,
+        echo: str,
+        told_of_prompt: Callable[[], dict[str, Any]],
+    ) -> "CollectedChoice":
+        return CollectedChoice(logprobs, echo, told_of_prompt)
 
     def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
         parts = [self.part(choice) for choice in choices]

@@ -5,7 +5,8 @@ means. `Fields` hands out each field once; what is left at `end` is refused by n
 absent, as in OpenAI's API.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,9 +20,25 @@ MAX_SHOWN_LENGTH = 80
 """Of a value that a message quotes: a schema may have thousands of characters."""
 
 Json = Any
-IsNeutral = Callable[[Json], bool]
 
 _decoder = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class IsNeutral:
+    """Values of a field that is not supported which ask for what happens anyway."""
+
+    values: tuple[Json, ...]
+
+    def __call__(self, value: Json) -> bool:
+        return any(type(value) is type(one) and value == one for one in self.values)
+
+
+def only(*values: Json) -> IsNeutral:
+    return IsNeutral(values)
+
+
+nothing = IsNeutral(())
 
 
 def decode_object(body: bytes) -> dict[str, Json]:

@@ -39,10 +39,12 @@ class Choice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What errors quote of a request: how the client calls its prompt, and how long it may wait."""
+    """What errors quote of a request: how the client calls its prompt, and how long it may wait.
+    no_output: only what is known of the prompt is asked for."""
 
     prompt_field: str
     max_wait_s: float | None
+    no_output: bool = False
 
 
 class Generation:
@@ -83,6 +85,8 @@ class Generation:
         self.num_cached_tokens = num_cached_tokens
 
     def push(self, output: TokenOutput, *, is_stop_token: bool) -> None:
+        if self._asked.no_output:
+            return
         self.num_output_tokens += 1
         delta = self._text_stream.push(output.token_id, ends_request=is_stop_token)
         if output.logprobs is not None:
@@ -124,6 +128,8 @@ class Generation:
         self._finish_as(FinishReason.STOP if met_stop else reason)
 
     def _finish_as(self, reason: FinishReason) -> None:
+        if self._asked.no_output and reason is FinishReason.STOP:
+            reason = FinishReason.LENGTH
         self.finish_reason = reason.value
         self._choice.finish(reason.value)
 

@@ -57,13 +57,12 @@ class CompletionLogprobs:
 
     def add(self, output: TokenOutput, offset: int) -> None:
         assert output.logprobs is not None
-        if self._prompt is not None:
-            # The first output comes when all of the prompt has been computed.
-            self._add_prompt(self._prompt)
-            self._prompt = None
+        # The first output comes when all of the prompt has been computed.
+        self._add_prompt()
         self._add(output.token_id, output.logprobs, offset)
 
     def take(self) -> dict[str, Any] | None:
+        self._add_prompt()
         if not self._gathered:
             return None
         tokens, values, tops, offsets = zip(*self._gathered, strict=True)
@@ -75,7 +74,10 @@ class CompletionLogprobs:
             "text_offset": offsets,
         }
 
-    def _add_prompt(self, prompt: PromptScores) -> None:
+    def _add_prompt(self) -> None:
+        if self._prompt is None:
+            return
+        prompt, self._prompt = self._prompt, None
         offset, detokenizer = 0, Detokenizer(self._tokenizer, at_start=True)
         for token_id, scores in zip(prompt.token_ids, (None, *prompt.scores()), strict=True):
             if scores is None:

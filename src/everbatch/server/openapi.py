@@ -1,317 +1,145 @@
-"""The request bodies as the OpenAPI document shows them.
+"""The OpenAPI document: which path takes and gives what.
 
-Belongs here: schemas for readers and client generators. Not here: checking; protocol.py reads
-bodies itself, because it must name the field that is wrong in OpenAI's error body.
+Belongs here: operations and the document around them. Not here: the schemas (openapi_bodies.py,
+openapi_answers.py). The routes hand each operation to the framework, the application serves the
+document.
 """
 
 from typing import Any
 
-_NUMBER = {"type": "number"}
-_BOOLEAN = {"type": "boolean", "default": False}
-_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 
-_LOGPROBS = {"type": "integer", "minimum": 0, "maximum": 20}
-_SCHEMA_FIELDS: dict[str, Any] = {
-    "name": {"type": "string", "maxLength": 64},
-    "description": {"type": "string", "maxLength": 4_096},
-    "strict": {"type": "boolean"},
-    "schema": {"type": "object"},
-}
-_FORMS: dict[str, Any] = {
-    "json": {"anyOf": [{"type": "object"}, {"type": "string"}]},
-    "json_object": _BOOLEAN,
-    "regex": {"type": "string", "minLength": 1},
-    "choice": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1_024},
-    "grammar": {"type": "string", "minLength": 1},
-}
+from everbatch.server import openapi_bodies as bodies
+from everbatch.server.api_keys import OPEN_PATHS
+from everbatch.server.openapi_answers import SCHEMAS, STRING, Schema, shown
 
-_COMMON: dict[str, Any] = {
-    "model": {"type": "string", "description": "Absent: the served model."},
-    "stream": _BOOLEAN,
-    "stream_options": {
-        "type": "object",
-        "properties": {
-            "include_usage": _BOOLEAN,
-            "continuous_usage_stats": _BOOLEAN
-            | {"description": "Goes with include_usage: usage so far in every event."},
-        },
-        "additionalProperties": False,
-    },
-    "temperature": _NUMBER | {"minimum": 0, "maximum": 2, "default": 1},
-    "top_p": _NUMBER | {"exclusiveMinimum": 0, "maximum": 1, "default": 1},
-    "top_k": {"type": "integer", "minimum": -1, "default": 0, "description": "0 or -1: off."},
-    "min_p": _NUMBER | {"minimum": 0, "maximum": 1, "default": 0},
-    "seed": {"type": "integer"},
-    "max_tokens": {
-        "type": "integer",
-        "minimum": 1,
-        "description": "Absent: what max_model_len and the KV cache leave.",
-    },
-    "min_tokens": {"type": "integer", "minimum": 0, "default": 0},
-    "stop": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
-    "stop_token_ids": _TOKEN_IDS,
-    "ignore_eos": _BOOLEAN,
-    "presence_penalty": _NUMBER | {"minimum": -2, "maximum": 2, "default": 0},
-    "frequency_penalty": _NUMBER | {"minimum": -2, "maximum": 2, "default": 0},
-    "repetition_penalty": _NUMBER | {"exclusiveMinimum": 0, "maximum": 2, "default": 1},
-    "logit_bias": {
-        "type": "object",
-        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-    },
-    "include_stop_str_in_output": _BOOLEAN,
-    "skip_special_tokens": {"type": "boolean", "default": True},
-    **{
-        label: {"type": "string", "maxLength": 512, "description": "Has no effect."}
-        for label in ("user", "safety_identifier", "prompt_cache_key")
-    },
-    "metadata": {
-        "type": "object",
-        "additionalProperties": {"type": "string"},
-        "maxProperties": 16,
-        "description": "Has no effect.",
-    },
-    "n": {"type": "integer", "minimum": 1, "maximum": 128, "default": 1},
-    "priority": {
-        "type": "integer",
-        "default": 0,
-        "description": "Lower runs first. Other than 0 under --policy priority only.",
-    },
-    "tenant": {"type": "string", "maxLength": 128, "description": "Or the header X-Tenant."},
-    "max_wait_s": _NUMBER
-    | {"minimum": 0, "maximum": 86_400, "description": "Longest wait for the first step."},
-    "max_total_s": _NUMBER
-    | {"minimum": 0, "maximum": 86_400, "description": "Longest time to the end of the answer."},
-    "cache_salt": {"type": "string", "description": "Only equal salts share cached prefixes."},
-    "prompt_logprobs": _LOGPROBS | {"description": "Not with stream."},
-    "response_format": {
-        "type": "object",
-        "required": ["type"],
-        "properties": {
-            "type": {"enum": ["text", "json_object", "json_schema"]},
-            "json_schema": {
-                "type": "object",
-                "properties": _SCHEMA_FIELDS,
-                "additionalProperties": False,
-            },
-        },
-        "additionalProperties": False,
-    },
-    "structured_outputs": {
-        "type": "object",
-        "description": "One of them.",
-        "properties": _FORMS,
-        "additionalProperties": False,
-    },
-    **{f"guided_{name}": _FORMS[name] for name in ("json", "regex", "choice", "grammar")},
-}
-_TEXT_PART = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "additionalProperties": False,
-}
-_FUNCTION_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
+Operation = dict[str, Any]
 
-
-def _function_tool(**details: object) -> dict[str, object]:
-    """Describe a tool that is a function: its name, and whatever else of it may be said."""
-    function = {
-        "type": "object",
-        "required": ["name"],
-        "properties": {"name": _FUNCTION_NAME, **details},
-        "additionalProperties": False,
+_JSON = "application/json"
+_EVENTS = "text/event-stream"
+_RETRY = {
+    "Retry-After": {
+        "description": "Seconds until it is worth another try.",
+        "schema": {"type": "integer", "minimum": 1},
     }
+}
+_REQUEST_ID = {
+    "X-Request-Id": {
+        "description": "What the request brought, or the answer's own id.",
+        "required": True,
+        "schema": STRING,
+    }
+}
+_WORDS = {
+    200: "What was asked for",
+    400: "A field is wrong, param names it; or it can never be served",
+    401: "No API key, or one that is not known here",
+    403: "The API key is that of a tenant",
+    404: "Another model",
+    413: "More than --max-body-size",
+    415: "A Content-Type other than application/json",
+    429: "As many requests as there may be",
+    500: "A step failed on this request alone, or a bug",
+    503: "Not now: it stops, hangs, has failed, or a deadline is over",
+}
+# What a body may meet, and what an answer may, besides.
+_OF_BODIES = (400, 401, 404, 413, 415, 500)
+_OF_ANSWERS = (*_OF_BODIES, 429, 503)
+_SECONDS = {"type": "string", "pattern": r"^([0-9]{1,5}(\.[0-9]{1,9})?)?$"}
+
+
+def _header(name: str, schema: Schema, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "schema": schema, "description": description}
+
+
+_ANY_REQUEST = [_header("X-Request-Id", STRING, "Comes back, and stands in the answer's id.")]
+_STANDING = [
+    *_ANY_REQUEST,
+    _header("X-Tenant", {"type": "string", "maxLength": 128}, "In place of tenant."),
+    _header(
+        "X-Priority", {"type": "string", "pattern": "^(-?[0-9]{1,9})?$"}, "In place of priority."
+    ),
+    _header("X-Max-Wait-S", _SECONDS, "In place of max_wait_s."),
+    _header("X-Max-Total-S", _SECONDS, "In place of max_total_s."),
+]
+
+
+def _responses(statuses: tuple[int, ...], content: dict[str, Schema]) -> dict[str, Any]:
+    """Describe an answer with this content, and errors."""
+    told: dict[str, Any] = {}
+    for status in (200, *statuses):
+        own = content if status == 200 else {_JSON: shown("Error")}
+        told[str(status)] = {
+            "description": _WORDS[status],
+            "headers": _REQUEST_ID | (_RETRY if status in (429, 503) else {}),
+            "content": {kind: {"schema": schema} for kind, schema in own.items()},
+        }
+    return told
+
+
+def _post(
+    body: Schema,
+    statuses: tuple[int, ...],
+    content: dict[str, Schema],
+    headers: list[dict[str, Any]],
+) -> Operation:
     return {
-        "type": "object",
-        "required": ["function"],
-        "properties": {"type": {"const": "function"}, "function": function},
-        "additionalProperties": False,
+        "parameters": headers,
+        "requestBody": {"required": True, "content": {_JSON: {"schema": body}}},
+        "responses": _responses(statuses, content),
     }
 
 
-_TOOL = _function_tool(
-    description={"type": "string"}, parameters={"type": "object"}, strict={"type": "boolean"}
-)
-_NAMED_TOOL = _function_tool()
-_CALL = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        "id": {"type": "string"},
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {"name": _FUNCTION_NAME, "arguments": {"type": "string"}},
-            "additionalProperties": False,
-        },
-    },
-}
-_MESSAGE: dict[str, Any] = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-        "tool_calls": {
-            "type": "array",
-            "items": _CALL,
-            "description": "Of the assistant, whose content may be null then.",
-        },
-        "tool_call_id": {"type": "string", "description": "Of the role tool."},
-        "content": {
-            "anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}]
-        },
-        "name": {"type": "string"},
-    },
-}
-
-
-def _operation(
-    required: tuple[str, ...], properties: dict[str, Any], common: dict[str, Any] = _COMMON
-) -> dict[str, Any]:
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": common | properties,
-        "additionalProperties": False,
-    }
-    if required:
-        schema["required"] = list(required)
-    error = {"description": 'OpenAI\'s error body: {"error": {message, type, param, code}}'}
-    statuses = ("400", "401", "404", "413", "415", "429", "500", "503")
+def _get(
+    content: dict[str, Schema], *statuses: int, parameters: tuple[dict[str, Any], ...] = ()
+) -> Operation:
     return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {status: error for status in statuses},
+        "parameters": [*_ANY_REQUEST, *parameters],
+        "responses": _responses(statuses, content),
     }
 
 
-COMPLETIONS = _operation(
-    ("prompt",),
-    {
-        "prompt": {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1},
-                _TOKEN_IDS,
-                {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
-            ]
-        },
-        "logprobs": _LOGPROBS,
-        "add_special_tokens": {"type": "boolean", "default": True},
-        "echo": _BOOLEAN | {"description": "Begin each text with its prompt."},
-    },
+COMPLETIONS = _post(
+    bodies.COMPLETIONS, _OF_ANSWERS, {_JSON: shown("Completion"), _EVENTS: STRING}, _STANDING
 )
-CHAT_COMPLETIONS = _operation(
-    ("messages",),
-    {
-        "messages": {"type": "array", "items": _MESSAGE, "minItems": 1},
-        "max_completion_tokens": {"type": "integer", "minimum": 1},
-        "chat_template_kwargs": {
-            "type": "object",
-            "description": "Variables for the model's template.",
-        },
-        "logprobs": _BOOLEAN,
-        "top_logprobs": _LOGPROBS,
-        "tools": {"type": "array", "items": _TOOL, "maxItems": 128},
-        "tool_choice": {
-            "anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED_TOOL],
-            "default": "auto",
-        },
-        "parallel_tool_calls": {"type": "boolean", "default": True},
-    },
+CHAT_COMPLETIONS = _post(
+    bodies.CHAT_COMPLETIONS,
+    _OF_ANSWERS,
+    {_JSON: shown("ChatCompletion"), _EVENTS: STRING},
+    _STANDING,
 )
-_INPUT_PART = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {
-        "type": {"enum": ["input_text", "output_text", "text"]},
-        "text": {"type": "string"},
-    },
-}
-_INPUT_MESSAGE = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "type": {"const": "message"},
-        "role": {"enum": ["system", "developer", "user", "assistant"]},
-        "content": {
-            "anyOf": [{"type": "string"}, {"type": "array", "items": _INPUT_PART, "minItems": 1}]
-        },
-    },
-}
-# What has another name in this API, or no sense.
-_ELSEWHERE = ("max_tokens", "n", "stream_options", "response_format", "prompt_logprobs")
-RESPONSES = _operation(
-    ("input",),
-    {
-        "input": {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": _INPUT_MESSAGE, "minItems": 1},
-            ]
-        },
-        "instructions": {"type": "string", "description": "A system message before the input."},
-        "max_output_tokens": {"type": "integer", "minimum": 1},
-        "text": {
-            "type": "object",
-            "properties": {
-                "format": {
-                    "type": "object",
-                    "required": ["type"],
-                    "properties": {
-                        "type": {"enum": ["text", "json_object", "json_schema"]},
-                        **_SCHEMA_FIELDS,
-                    },
-                    "additionalProperties": False,
-                }
-            },
-        },
-        "include": {
-            "type": "array",
-            "items": {"const": "message.output_text.logprobs"},
-        },
-        "top_logprobs": _LOGPROBS,
-        "stream_options": {
-            "type": "object",
-            "properties": {"include_obfuscation": {"const": False}},
-            "additionalProperties": False,
-        },
-        "chat_template_kwargs": {"type": "object"},
-    },
-    {name: schema for name, schema in _COMMON.items() if name not in _ELSEWHERE},
+RESPONSES = _post(
+    bodies.RESPONSES, _OF_ANSWERS, {_JSON: shown("Response"), _EVENTS: STRING}, _STANDING
 )
-_MODEL = {"model": _COMMON["model"]}
-TOKENIZE = _operation(
-    (),
-    {
-        "prompt": {"type": "string", "description": "Or messages."},
-        "messages": {"type": "array", "items": _MESSAGE, "minItems": 1},
-        "add_special_tokens": {
-            "type": "boolean",
-            "default": True,
-            "description": "With a prompt. The template of messages writes its own.",
-        },
-        "add_generation_prompt": {
-            "type": "boolean",
-            "default": True,
-            "description": "With messages.",
-        },
-        "chat_template_kwargs": {"type": "object", "description": "With messages."},
-        "tools": {
-            "type": "array",
-            "items": _TOOL,
-            "maxItems": 128,
-            "description": "With messages.",
-        },
-        "return_token_strs": _BOOLEAN,
-    },
-    _MODEL,
+TOKENIZE = _post(bodies.TOKENIZE, _OF_BODIES, {_JSON: shown("Tokens")}, _ANY_REQUEST)
+DETOKENIZE = _post(bodies.DETOKENIZE, _OF_BODIES, {_JSON: shown("Text")}, _ANY_REQUEST)
+ABORT = _post(bodies.ABORT, (400, 401, 413, 415, 500), {_JSON: shown("Aborted")}, _ANY_REQUEST)
+HEALTH = _get({}, 503)
+READY = _get({}, 503)
+VERSION = _get({_JSON: shown("Version")})
+METRICS = _get({"text/plain": STRING})
+EVENTS = _get({"application/x-ndjson": STRING}, 401, 403)
+MODELS = _get({_JSON: shown("Models")}, 401)
+MODEL = _get(
+    {_JSON: shown("Model")},
+    401,
+    404,
+    parameters=({"name": "model_id", "in": "path", "required": True, "schema": STRING},),
 )
-DETOKENIZE = _operation(("tokens",), {"tokens": _TOKEN_IDS}, _MODEL)
-ABORT = _operation(
-    (),
-    {
-        "request_id": {"type": "string", "description": "An answer's id, or an X-Request-Id."},
-        "request_ids": {"type": "array", "items": {"type": "string"}, "maxItems": 1_024},
-    },
-    {},
-)
+
+
+def document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
+    """Give the document of an application. has_keys: it asks for API keys."""
+    made = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    components = made.setdefault("components", {})
+    components["schemas"] = SCHEMAS
+    if has_keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, operations in made["paths"].items():
+            if path not in OPEN_PATHS:
+                for operation in operations.values():
+                    operation["security"] = [{"key": []}]
+    return made

@@ -20,7 +20,15 @@ from everbatch.base.errors import InvalidRequest
 from everbatch.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from everbatch.server.chat_messages import Message, read_messages
 from everbatch.server.errors import bad_request, from_invalid_request
-from everbatch.server.fields import Fields, IsNeutral, Json, decode_object, name_type
+from everbatch.server.fields import (
+    Fields,
+    IsNeutral,
+    Json,
+    decode_object,
+    name_type,
+    nothing,
+    only,
+)
 from everbatch.server.structured_fields import take_form
 from everbatch.server.tool_fields import ToolsWanted, take_tools
 
@@ -59,10 +67,13 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
+    """echo: texts begin with their prompts. is_prompt_only: and there is nothing more in them."""
+
     common: Common
     prompts: tuple[Prompt, ...]
     add_special_tokens: bool
     echo: bool
+    is_prompt_only: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +82,6 @@ class ChatRequest:
     messages: tuple[Message, ...]
     tools: ToolsWanted | None
     template_variables: Mapping[str, Json]
-
-
-def only(*values: Json) -> IsNeutral:
-    return lambda value: any(type(value) is type(one) and value == one for one in values)
-
-
-def nothing(_value: Json) -> bool:
-    return False
 
 
 NOT_SUPPORTED_ANYWHERE: dict[str, IsNeutral] = {
@@ -115,6 +118,7 @@ NOT_SUPPORTED_IN_CHAT: dict[str, IsNeutral] = {
     "continue_final_message": only(False),
     "documents": only([]),
 }
+STREAM_OPTIONS_NOT_SUPPORTED: dict[str, IsNeutral] = {"include_obfuscation": only(False)}
 LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 # Those of SamplingParams that both bodies name as it does; it knows their ranges.
@@ -134,12 +138,17 @@ def read_completion(body: bytes, max_prompts: int) -> CompletionRequest:
     add_special_tokens = fields.boolean("add_special_tokens", True)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = fields.boolean("echo")
-    common = read_common(fields, logprobs, fields.take("max_tokens"))
+    max_tokens = fields.take("max_tokens")
+    is_prompt_only = echo and max_tokens == 0 and type(max_tokens) is int
+    # One token is computed, as the scheduler knows no less, and told to nobody.
+    common = read_common(fields, logprobs, 1 if is_prompt_only else max_tokens)
+    if is_prompt_only and common.sampling.min_tokens:
+        raise fields.bad("min_tokens", "is above max_tokens 0: leave it out")
     if echo and logprobs is not None:
         most = max(logprobs, common.prompt_logprobs or 0)
         common = replace(common, sampling=replace(common.sampling, prompt_logprobs=most))
     fields.end()
-    return CompletionRequest(common, prompts, add_special_tokens, echo)
+    return CompletionRequest(common, prompts, add_special_tokens, echo, is_prompt_only)
 
 
 def read_chat(body: bytes) -> ChatRequest:
@@ -242,7 +251,7 @@ def _usage_wanted(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
         raise fields.bad("stream_options", 'goes with "stream": true only')
     at_the_end = options.boolean("include_usage")
     always = options.boolean("continuous_usage_stats")
-    options.refuse({"include_obfuscation": only(False)})
+    options.refuse(STREAM_OPTIONS_NOT_SUPPORTED)
     options.end()
     if always and not at_the_end:
         raise options.bad("continuous_usage_stats", 'goes with "include_usage": true only')

@@ -1,35 +1,28 @@
-"""The body of POST /v1/responses, read strictly: text in, text out.
+"""The body of POST /v1/responses, read strictly: text and calls of functions, in and out.
 
 Belongs here: what the Responses API names otherwise than chat. Not here: what both have in common
-(protocol.py). Nothing is stored, so whatever refers to an earlier response is refused by name.
+(protocol.py), its input (responses_input.py). Nothing is stored, so whatever refers to an earlier
+response is refused by name.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everbatch.engine.sampling_params import MAX_LOGPROBS
-from everbatch.server.chat_messages import ROLES, Message
-from everbatch.server.fields import Fields, IsNeutral, Json, decode_object
+from everbatch.server.chat_messages import Message
+from everbatch.server.fields import Fields, IsNeutral, Json, decode_object, nothing, only
 from everbatch.server.protocol import (
     NOT_SUPPORTED_ANYWHERE,
+    STREAM_OPTIONS_NOT_SUPPORTED,
     Common,
-    nothing,
-    only,
     read_common,
 )
+from everbatch.server.responses_input import MAX_TEXT_LENGTH, take_input
 from everbatch.server.structured_fields import take_format
-from everbatch.tokenizer.chat_template import joined
+from everbatch.server.tool_fields import ToolsWanted, take_tools
 
 LOGPROBS_WANTED = "message.output_text.logprobs"
-MAX_WORD_LENGTH = 256
-MAX_TEXT_LENGTH = 1 << 30  # The body's limit is the one that binds.
 MAX_TOKENS = 2**31 - 1
-TEXT_PARTS = ("input_text", "output_text", "text")
-
-
-def _flag(value: Json) -> bool:
-    return isinstance(value, bool)
-
 
 NOT_SUPPORTED: dict[str, IsNeutral] = {
     "background": only(False),
@@ -38,8 +31,6 @@ NOT_SUPPORTED: dict[str, IsNeutral] = {
     "max_tool_calls": nothing,
     "moderation": nothing,
     "n": only(1),
-    # Without tools both values say the same.
-    "parallel_tool_calls": _flag,
     "previous_response_id": nothing,
     "prompt": nothing,
     "prompt_cache_options": nothing,
@@ -48,16 +39,9 @@ NOT_SUPPORTED: dict[str, IsNeutral] = {
     "reasoning": only({}),
     "response_format": nothing,
     "store": only(False),
-    "tool_choice": only("none", "auto"),
-    "tools": only([]),
     "truncation": only("disabled"),
 }
-# What the official client gives back of an answer, so that a history may carry it.
-_OF_ANSWERS: dict[str, IsNeutral] = {
-    "annotations": only([]),
-    "logprobs": only([]),
-    "phase": nothing,
-}
+TEXT_NOT_SUPPORTED: dict[str, IsNeutral] = {"verbosity": only("medium")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +51,7 @@ class ResponsesRequest:
 
     common: Common
     messages: tuple[Message, ...]
+    tools: ToolsWanted | None
     template_variables: Mapping[str, Json]
     told: Mapping[str, Json]
 
@@ -77,16 +62,17 @@ def read_responses(body: bytes) -> ResponsesRequest:
     fields = Fields(values)
     fields.refuse(NOT_SUPPORTED_ANYWHERE | NOT_SUPPORTED)
     instructions = fields.text("instructions", MAX_TEXT_LENGTH)
-    messages = _input(fields)
+    messages = take_input(fields)
     if instructions is not None:
         messages = ({"role": "system", "content": instructions}, *messages)
+    tools = take_tools(fields, is_flat=True)
     logprobs, form = _logprobs(fields), _form(fields)
     _no_obfuscation(fields)
     max_tokens = fields.integer("max_output_tokens", 1, MAX_TOKENS)
     common = read_common(fields, logprobs, max_tokens, form)
     variables = fields.object_value("chat_template_kwargs")
     fields.end()
-    return ResponsesRequest(common, messages, variables or {}, _told(values, common))
+    return ResponsesRequest(common, messages, tools, variables or {}, _told(values, common))
 
 
 def _told(values: Mapping[str, Json], common: Common) -> dict[str, Json]:
@@ -95,68 +81,20 @@ def _told(values: Mapping[str, Json], common: Common) -> dict[str, Json]:
         "instructions": values.get("instructions"),
         "max_output_tokens": values.get("max_output_tokens"),
         "metadata": values.get("metadata") or {},
+        "parallel_tool_calls": values.get("parallel_tool_calls") is not False,
         "temperature": common.sampling.temperature,
         "text": {"format": text.get("format") or {"type": "text"}},
+        "tool_choice": values.get("tool_choice") or "auto",
+        "tools": [_told_tool(tool) for tool in values.get("tools") or ()],
         "top_logprobs": values.get("top_logprobs") or 0,
         "top_p": common.sampling.top_p,
         "user": values.get("user"),
     }
 
 
-def _input(fields: Fields) -> tuple[Message, ...]:
-    value = fields.take("input")
-    if value is None:
-        raise fields.bad("input", "is missing: give a text, or an array of messages")
-    if isinstance(value, str):
-        return ({"role": "user", "content": value},)
-    if not isinstance(value, list):
-        raise fields.wrong_type("input", "a text or an array of messages", value)
-    if not value:
-        raise fields.bad("input", "is an empty array: give at least one message")
-    return tuple(_item(fields, f"input[{index}]", item) for index, item in enumerate(value))
-
-
-def _item(fields: Fields, name: str, value: Json) -> Message:
-    if not isinstance(value, dict):
-        raise fields.wrong_type(name, "an object with role and content", value)
-    item = Fields(value, name)
-    kind = item.text("type", MAX_WORD_LENGTH)
-    if kind not in (None, "message"):
-        raise item.bad("type", f'{kind!r} is not supported: only "message" is')
-    role = item.text("role", MAX_WORD_LENGTH)
-    if role not in ROLES:
-        raise item.bad("role", f"must be one of {', '.join(ROLES)}, got {role!r}")
-    item.text("id", MAX_WORD_LENGTH)
-    item.text("status", MAX_WORD_LENGTH)
-    item.refuse(_OF_ANSWERS)
-    content = _content(item)
-    item.end()
-    return {"role": ROLES[role], "content": content}
-
-
-def _content(item: Fields) -> str:
-    value = item.take("content")
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise item.wrong_type("content", "a text or a non-empty array of text parts", value)
-    return joined(_part(item, f"content[{index}]", part) for index, part in enumerate(value))
-
-
-def _part(item: Fields, name: str, value: Json) -> str:
-    if not isinstance(value, dict):
-        raise item.wrong_type(name, "an object with type and text", value)
-    part = Fields(value, item.name(name))
-    kind = part.text("type", MAX_WORD_LENGTH)
-    if kind not in TEXT_PARTS:
-        raise part.bad("type", f"{kind!r} is not supported: only {', '.join(TEXT_PARTS)} are")
-    text = part.text("text", MAX_TEXT_LENGTH)
-    if text is None:
-        raise part.bad("text", "is missing")
-    part.take("logprobs")
-    part.refuse(_OF_ANSWERS)
-    part.end()
-    return text
+def _told_tool(tool: Mapping[str, Json]) -> dict[str, Json]:
+    facts = {"type": "function", "description": None, "parameters": None, "strict": False}
+    return facts | {name: value for name, value in tool.items() if value is not None}
 
 
 def _logprobs(fields: Fields) -> int | None:
@@ -179,7 +117,7 @@ def _form(fields: Fields) -> Json:
     if text is None:
         return None
     form = take_format(text, "format", is_flat=True)
-    text.refuse({"verbosity": only("medium")})
+    text.refuse(TEXT_NOT_SUPPORTED)
     text.end()
     return form
 
@@ -188,5 +126,5 @@ def _no_obfuscation(fields: Fields) -> None:
     """Take stream_options, which here can ask for one thing only that we do not do."""
     options = fields.object("stream_options")
     if options is not None:
-        options.refuse({"include_obfuscation": only(False)})
+        options.refuse(STREAM_OPTIONS_NOT_SUPPORTED)
         options.end()

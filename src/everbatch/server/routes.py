@@ -5,6 +5,7 @@ Belongs here: path to answer, in reading order. Not here: how an answer is writt
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 
 import msgspec
@@ -26,11 +27,12 @@ from everbatch.server.access_log import note
 from everbatch.server.answer import Answering, Prompt, answer_stream, answer_whole
 from everbatch.server.api_keys import key_owner
 from everbatch.server.channel import Channel
-from everbatch.server.choices import Api, CompletionApi, Head
+from everbatch.server.choices import Api, ChatApi, CompletionApi, Head
 from everbatch.server.encoding import Encoding
 from everbatch.server.errors import ApiError, bad_request, from_invalid_request
 from everbatch.server.http_body import ClientLeft, read_body
 from everbatch.server.protocol import (
+    ChatRequest,
     Common,
     CompletionRequest,
     read_chat,
@@ -38,12 +40,13 @@ from everbatch.server.protocol import (
 )
 from everbatch.server.request_id import new_answer_id, request_id
 from everbatch.server.responses import ResponsesApi
-from everbatch.server.responses_fields import read_responses
+from everbatch.server.responses_fields import ResponsesRequest, read_responses
 from everbatch.server.served import Served, check_model
-from everbatch.server.side_routes import add_side_routes
+from everbatch.server.side_routes import add_route, add_side_routes
 from everbatch.server.spans import trace_headers
 from everbatch.server.standing import with_headers
-from everbatch.server.tool_use import tool_use
+from everbatch.server.tool_choices import ToolChatApi
+from everbatch.server.tool_use import ToolUse, tool_use
 
 # What nginx writes for a client that closed its connection; nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
@@ -55,38 +58,32 @@ def make_router(served: Served) -> APIRouter:
     """Make all routes over one served engine."""
     router = APIRouter()
     routes = _Routes(served)
-    router.add_api_route("/health", routes.health, methods=["GET"], summary="Liveness")
-    router.add_api_route("/ready", routes.ready, methods=["GET"], summary="Readiness")
-    router.add_api_route("/version", routes.version, methods=["GET"], summary="Version")
-    router.add_api_route("/metrics", routes.metrics, methods=["GET"], summary="Prometheus metrics")
-    router.add_api_route(
-        "/debug/events", routes.events, methods=["GET"], summary="The last events, as an event log"
-    )
-    router.add_api_route("/v1/models", routes.models, methods=["GET"], summary="List models")
-    router.add_api_route(
-        "/v1/models/{model_id:path}", routes.model, methods=["GET"], summary="One model"
-    )
-    router.add_api_route(
-        "/v1/completions",
-        routes.completions,
-        methods=["POST"],
-        summary="Continue a prompt",
-        openapi_extra=openapi.COMPLETIONS,
-    )
-    router.add_api_route(
-        "/v1/chat/completions",
-        routes.chat_completions,
-        methods=["POST"],
-        summary="Answer a conversation",
-        openapi_extra=openapi.CHAT_COMPLETIONS,
-    )
-    router.add_api_route(
-        "/v1/responses",
-        routes.responses,
-        methods=["POST"],
-        summary="Answer a text or a conversation",
-        openapi_extra=openapi.RESPONSES,
-    )
+    for path, work, summary, operation in (
+        ("/health", routes.health, "Liveness", openapi.HEALTH),
+        ("/ready", routes.ready, "Readiness", openapi.READY),
+        ("/version", routes.version, "Version", openapi.VERSION),
+        ("/metrics", routes.metrics, "Prometheus metrics", openapi.METRICS),
+        ("/debug/events", routes.events, "The last events, as an event log", openapi.EVENTS),
+        ("/v1/models", routes.models, "List models", openapi.MODELS),
+        ("/v1/models/{model_id:path}", routes.model, "One model", openapi.MODEL),
+    ):
+        add_route(router, "GET", path, work, summary, operation)
+    for path, work, summary, operation in (
+        ("/v1/completions", routes.completions, "Continue a prompt", openapi.COMPLETIONS),
+        (
+            "/v1/chat/completions",
+            routes.chat_completions,
+            "Answer a conversation",
+            openapi.CHAT_COMPLETIONS,
+        ),
+        (
+            "/v1/responses",
+            routes.responses,
+            "Answer a text or a conversation",
+            openapi.RESPONSES,
+        ),
+    ):
+        add_route(router, "POST", path, work, summary, operation)
     add_side_routes(router, served)
     return router
 
@@ -127,8 +124,9 @@ class _Routes:
     async def models(self) -> Response:
         return _json({"object": "list", "data": [self._model()]})
 
-    async def model(self, model_id: str) -> Response:
-        check_model(self._served, model_id)
+    async def model(self, request: Request) -> Response:
+        # Not a parameter of this function: the framework would document an answer of its own.
+        check_model(self._served, request.path_params["model_id"])
         return _json(self._model())
 
     async def completions(self, request: Request) -> Response:
@@ -151,6 +149,7 @@ class _Routes:
                 await encoding.prompt_ids(prompt, add_special_tokens=wanted.add_special_tokens),
                 common.sampling,
                 self._echo(wanted, prompt),
+                is_all=wanted.is_prompt_only,
             )
             for prompt in wanted.prompts
         ]
@@ -159,26 +158,38 @@ class _Routes:
     async def _chat(self, request: Request, answer_id: str) -> Response:
         body = await self._read(request)
         wanted = read_chat(body)
-        use = tool_use(wanted, self._served.model.tokenizer.chat_template)
-        common = await self._checked(use.common, request)
-        token_ids = await self._encoding.chat_ids(
-            wanted.messages, wanted.template_variables, use.tools, num_bytes=len(body)
-        )
-        prompts = [self._prompt(token_ids, common.sampling)]
-        return await self._answer(request, answer_id, use.api, common, prompts)
+        use, prompts = await self._conversation(request, wanted, "messages", len(body))
+        api = ChatApi() if use.new_finder is None else ToolChatApi(use.new_finder)
+        return await self._answer(request, answer_id, api, use.common, prompts)
 
     async def _respond(self, request: Request, answer_id: str) -> Response:
         body = await self._read(request)
         wanted = read_responses(body)
-        common = await self._checked(wanted.common, request)
-        token_ids = await self._encoding.chat_ids(
-            wanted.messages, wanted.template_variables, num_bytes=len(body)
-        )
-        prompts = [self._prompt(token_ids, common.sampling)]
-        return await self._answer(request, answer_id, ResponsesApi(wanted.told), common, prompts)
+        use, prompts = await self._conversation(request, wanted, "input", len(body))
+        api = ResponsesApi(wanted.told, use.new_finder)
+        return await self._answer(request, answer_id, api, use.common, prompts)
 
-    async def _checked(self, common: Common, request: Request) -> Common:
-        """Check what needs no prompt, and take in what stands in the headers."""
+    async def _conversation(
+        self, request: Request, wanted: ChatRequest | ResponsesRequest, field: str, num_bytes: int
+    ) -> tuple[ToolUse, list[Prompt]]:
+        """Give what tools make of a conversation, checked, and its prompt. field: where the client
+        wrote its messages; num_bytes: its whole body."""
+        tokenizer = self._served.model.tokenizer
+        use = tool_use(wanted.common, wanted.messages, wanted.tools, tokenizer, field)
+        common = await self._checked(use.common, request, "tools" if use.makes_form else None)
+        try:
+            token_ids = await self._encoding.chat_ids(
+                wanted.messages, wanted.template_variables, use.tools, num_bytes=num_bytes
+            )
+        except InvalidRequest as error:
+            raise bad_request(str(error), field, "invalid_value") from None
+        return replace(use, common=common), [self._prompt(token_ids, common.sampling)]
+
+    async def _checked(
+        self, common: Common, request: Request, form_param: str | None = None
+    ) -> Common:
+        """Check what needs no prompt, and take in what stands in the headers. form_param: the field
+        of which the form was made, if it was not one for forms."""
         check_model(self._served, common.model)
         check_sampling_ids(common.sampling, self._served.model.vocab_size)
         policy = self._served.engine.config.policy
@@ -187,7 +198,13 @@ class _Routes:
         form = common.sampling.structured_outputs
         if form is not None:
             # On another thread, for it may take a second; then it is ready for the engine.
-            await asyncio.to_thread(self._served.model.grammars.check, form)
+            try:
+                await asyncio.to_thread(self._served.model.grammars.check, form)
+            except InvalidRequest as error:
+                if form_param is None:
+                    raise
+                message = f"what {form_param} ask for cannot be followed: {error}"
+                raise bad_request(message, form_param, "invalid_value") from None
         return asked
 
     async def _read(self, request: Request) -> bytes:
@@ -200,11 +217,18 @@ class _Routes:
         skips = wanted.common.sampling.skip_special_tokens
         return self._encoding.text_of(prompt, skip_special_tokens=skips)
 
-    def _prompt(self, token_ids: Sequence[int], sampling: SamplingParams, echo: str = "") -> Prompt:
+    def _prompt(
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        echo: str = "",
+        *,
+        is_all: bool = False,
+    ) -> Prompt:
         check_token_ids(token_ids, self._served.model.vocab_size)
         num_left = self._served.engine.max_output_tokens(len(token_ids), sampling.n)
         check_min_tokens(sampling, num_left)
-        return Prompt(token_ids, sampling, echo)
+        return Prompt(token_ids, sampling, echo, is_all)
 
     async def _answer(
         self,

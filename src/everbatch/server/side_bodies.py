@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everbatch.server.chat_messages import Message, read_messages
-from everbatch.server.fields import Fields, IsNeutral, Json, decode_object
+from everbatch.server.fields import Fields, IsNeutral, Json, decode_object, nothing, only
 from everbatch.server.protocol import MAX_MODEL_NAME_LENGTH
 from everbatch.server.tool_calls import Tool
 from everbatch.server.tool_fields import take_tool_list
@@ -17,19 +17,12 @@ MAX_IDS = 1_024
 MAX_TEXT_LENGTH = 1 << 30  # The body's limit is the one that binds.
 
 
-def _nothing(_value: Json) -> bool:
-    return False
-
-
-def _false(value: Json) -> bool:
-    return value is False
-
-
 NOT_SUPPORTED: dict[str, IsNeutral] = {
-    "continue_final_message": _false,
-    "chat_template": _nothing,
-    "mm_processor_kwargs": _nothing,
+    "continue_final_message": only(False),
+    "chat_template": nothing,
+    "mm_processor_kwargs": nothing,
 }
+NOT_WITH_MESSAGES: dict[str, IsNeutral] = {"add_special_tokens": only(False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ def read_tokenize(body: bytes) -> TokenizeRequest:
         return TokenizeRequest(model, prompt, None, (), {}, adds, False, return_token_strs)
     messages = _messages(fields)
     # The template writes the special tokens itself.
-    fields.refuse({"add_special_tokens": _false})
+    fields.refuse(NOT_WITH_MESSAGES)
     adds_prompt = fields.boolean("add_generation_prompt", True)
     tools = take_tool_list(fields)
     variables = fields.object_value("chat_template_kwargs")

@@ -3,6 +3,7 @@
 Belongs here: path to answer. Not here: reading bodies (side_bodies.py). Used by routes.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -31,12 +32,31 @@ from everbatch.server.tool_use import check_tools
 def add_side_routes(router: APIRouter, served: Served) -> None:
     """Add them to a router."""
     routes = _SideRoutes(served)
-    for path, work, summary, extra in (
+    for path, work, summary, operation in (
         ("/tokenize", routes.tokenize, "Token ids of a text or a conversation", openapi.TOKENIZE),
         ("/detokenize", routes.detokenize, "Text of token ids", openapi.DETOKENIZE),
         ("/abort", routes.abort, "End requests that run or wait", openapi.ABORT),
     ):
-        router.add_api_route(path, work, methods=["POST"], summary=summary, openapi_extra=extra)
+        add_route(router, "POST", path, work, summary, operation)
+
+
+def add_route(
+    router: APIRouter,
+    method: str,
+    path: str,
+    work: Callable[..., Any],
+    summary: str,
+    operation: openapi.Operation,
+) -> None:
+    """Add one path, described by `operation` alone."""
+    router.add_api_route(
+        path,
+        work,
+        methods=[method],
+        summary=summary,
+        openapi_extra=operation,
+        response_class=Response,
+    )
 
 
 class _SideRoutes:

@@ -4,7 +4,7 @@ Belongs here: reading them into one wish. Not here: what a form may be (engine.s
 whether it can be (tokenizer.grammars).
 """
 
-from everbatch.server.fields import Fields, IsNeutral, Json
+from everbatch.server.fields import Fields, IsNeutral, Json, nothing
 
 MAX_SCHEMA_NAME_LENGTH = 64
 MAX_DESCRIPTION_LENGTH = 4_096
@@ -18,16 +18,12 @@ GUIDED = {
 }
 
 
-def _nothing(_value: Json) -> bool:
-    return False
-
-
 NOT_SUPPORTED: dict[str, IsNeutral] = {
-    "structural_tag": _nothing,
-    "whitespace_pattern": _nothing,
-    "disable_any_whitespace": _nothing,
-    "disable_additional_properties": _nothing,
-    "disable_fallback": _nothing,
+    "structural_tag": nothing,
+    "whitespace_pattern": nothing,
+    "disable_any_whitespace": nothing,
+    "disable_additional_properties": nothing,
+    "disable_fallback": nothing,
 }
 
 

@@ -1,8 +1,8 @@
 """Calls of tools in the text of an answer: how models write them, found as the text comes.
 
-Belongs here: the ways of writing that we know, and a grammar that makes a call certain. Not
-here: JSON for clients (tool_choices.py), reading bodies (tool_fields.py). A model's way is told by
-its chat template.
+Belongs here: the ways of writing that we know. Not here: grammars of them (tool_grammars.py), JSON
+for clients (tool_choices.py, response_items.py), reading bodies (tool_fields.py). A model's way is
+told by its chat template.
 
     tagged   <tool_call> {"name": …, "arguments": {…}} </tool_call>, any number, text around them
              (Hermes; Qwen 2.5 and 3)
@@ -15,10 +15,12 @@ What looks like a call and is none, broken JSON or a tool that was not offered, 
 """
 
 import json
-from collections.abc import Sequence
+import re
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -27,16 +29,21 @@ from everbatch.tokenizer.chat_template import ChatTemplate
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _NO_JSON = ("<function=", "<arg_key>")
-_ANY_ARGUMENTS: dict[str, Json] = {"type": "object"}
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+LISTED_TOKEN = "[TOOL_CALLS]"
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the client offers. parameters: a JSON schema; shown: all of it, as given."""
+    """A function that the client offers.
+
+    parameters: a JSON schema; shown: all of it, as chat has it; is_strict: arguments must fit.
+    """
 
     name: str
     parameters: dict[str, Json]
     shown: dict[str, Json]
+    is_strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +56,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a piece of text brought: text for the client, and calls."""
+    """What a piece of text brought: texts for the client and calls, in their order."""
 
-    text: str
-    calls: tuple[Call, ...] = ()
+    parts: tuple[str | Call, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(one for one in self.parts if isinstance(one, str))
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(one for one in self.parts if isinstance(one, Call))
 
 
 class ToolStyle(Enum):
@@ -75,6 +89,14 @@ class CallFinder(Protocol):
         ...
 
 
+FinderMaker = Callable[[], CallFinder]
+
+
+def new_call_id() -> str:
+    """Give a call an id. Mistral's template takes nothing but nine letters and digits."""
+    return uuid.uuid4().hex[:9]
+
+
 def style_of(template: ChatTemplate) -> ToolStyle | None:
     """Say how a model writes calls; None if its template knows no tools, or another way."""
     if not template.mentions("tools"):
@@ -83,7 +105,7 @@ def style_of(template: ChatTemplate) -> ToolStyle | None:
         # Others write XML between the same tags (Qwen 3 Coder, GLM 4.5).
         is_json = template.mentions("arguments") and not any(map(template.mentions, _NO_JSON))
         return ToolStyle.TAGGED if is_json else None
-    if template.mentions("[TOOL_CALLS]"):
+    if template.mentions(LISTED_TOKEN):
         # Later ones write a name, [ARGS] and an object.
         return None if template.mentions("[ARGS]") else ToolStyle.LISTED
     return ToolStyle.BARE if template.mentions('"parameters": dictionary') else None
@@ -94,59 +116,60 @@ def finder_of(style: ToolStyle, tools: Sequence[Tool]) -> CallFinder:
     return TaggedFinder(names) if style is ToolStyle.TAGGED else WholeFinder(style, names)
 
 
-def grammar_of(style: ToolStyle, tools: Sequence[Tool], *, may_repeat: bool) -> str:
-    """Give a grammar of answers that are calls of these tools and nothing else."""
-    bodies = [_call_schema(style, tool) for tool in tools]
-    schema = {"anyOf": bodies, "x-guidance": {"whitespace_pattern": r"[\x20\x0A]{1,8}"}}
-    between = {ToolStyle.TAGGED: '"\\n"', ToolStyle.BARE: '"; "', ToolStyle.LISTED: '", "'}[style]
-    call = f'"{OPEN}\\n" body "\\n{CLOSE}"' if style is ToolStyle.TAGGED else "body"
-    calls = f"call ({between} call)*" if may_repeat else "call"
-    start = f'"[" {calls} "]"' if style is ToolStyle.LISTED else calls
-    return f"start: {start}\ncall: {call}\nbody: %json {json.dumps(schema)}\n"
-
-
 class TaggedFinder:
-    """Finds calls between tags. Spaces before a tag are not text: models put calls on lines."""
+    """Finds calls between tags. Spaces before a tag, and after the last one, are not text: models
+    put calls on lines."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
         self._held = ""
         self._is_inside = False
+        self._was_call = False
+        """Whether a call was the last thing that came."""
 
     def push(self, text: str) -> Found:
         self._held += text
-        told: list[str] = []
-        calls: list[Call] = []
-        while self._step(told, calls):
+        parts: list[str | Call] = []
+        while self._step(parts):
             pass
-        return Found("".join(told), tuple(calls))
+        return Found(tuple(parts))
 
     def finish(self) -> Found:
         held, self._held = self._held, ""
         if self._is_inside:
-            return Found(OPEN + held)
-        return Found(held)
+            held = OPEN + held
+        elif self._was_call:
+            held = held if held.strip() else ""
+        return Found((held,) if held else ())
 
-    def _step(self, told: list[str], calls: list[Call]) -> bool:
+    def _step(self, parts: list[str | Call]) -> bool:
         """Go on to the next tag; gives whether there was one."""
-        before, tag, after = self._held.partition(CLOSE if self._is_inside else OPEN)
+        before, tag, after = (
+            _to_close(self._held) if self._is_inside else self._held.partition(OPEN)
+        )
         if not tag:
             if not self._is_inside:
                 cut = _end_of_text(before)
-                told.append(before[:cut])
+                self._tell(parts, before[:cut])
                 self._held = before[cut:]
             return False
         self._held = after
         if self._is_inside:
             call = _call(before, "arguments", self._names)
             if call is None:
-                told.append(f"{OPEN}{before}{CLOSE}")
+                self._tell(parts, f"{OPEN}{before}{CLOSE}")
             else:
-                calls.append(call)
+                parts.append(call)
+                self._was_call = True
         else:
-            told.append(before.rstrip())
+            self._tell(parts, before.rstrip())
         self._is_inside = not self._is_inside
         return True
+
+    def _tell(self, parts: list[str | Call], text: str) -> None:
+        if text:
+            parts.append(text)
+            self._was_call = False
 
 
 class WholeFinder:
@@ -164,14 +187,16 @@ class WholeFinder:
         if self._may_be_calls is None and text.strip():
             self._may_be_calls = text.lstrip().startswith(self._opening)
         if self._may_be_calls is False:
-            return Found(self._take() + text)
+            return Found((self._take() + text,))
         self._held.append(text)
-        return Found("")
+        return Found()
 
     def finish(self) -> Found:
         held = self._take()
         calls = self._calls(held)
-        return Found(held) if calls is None else Found("", calls)
+        if calls is not None:
+            return Found(calls)
+        return Found((held,) if held else ())
 
     def _take(self) -> str:
         held = "".join(self._held)
@@ -201,6 +226,16 @@ class WholeFinder:
         return tuple(calls) or None
 
 
+def _to_close(text: str) -> tuple[str, str, str]:
+    """Partition at the first closing tag that stands in no JSON string."""
+    place = text.find(CLOSE)
+    while place >= 0:
+        if _ESCAPED.sub("", text[:place]).count('"') % 2 == 0:
+            return text[:place], CLOSE, text[place + len(CLOSE) :]
+        place = text.find(CLOSE, place + 1)
+    return text, "", ""
+
+
 def _end_of_text(text: str) -> int:
     """Give where what may be spaces before a tag, or the beginning of one, begins."""
     end = len(text)
@@ -222,15 +257,3 @@ def _call(text: str, arguments_key: str, names: frozenset[str]) -> Call | None:
     if not isinstance(arguments, dict):
         return None
     return Call(value["name"], msgspec.json.encode(arguments).decode())
-
-
-def _call_schema(style: ToolStyle, tool: Tool) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": tool.name},
-            style.arguments_key: tool.parameters or _ANY_ARGUMENTS,
-        },
-        "required": ["name", style.arguments_key],
-        "additionalProperties": False,
-    }

@@ -4,8 +4,7 @@ Belongs here: the JSON of calls, whole and streamed. Not here: finding them (too
 is streamed as one delta, once it is whole.
 """
 
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from everbatch.engine.engine import TokenOutput
@@ -23,9 +22,7 @@ from everbatch.server.choices import (
 from everbatch.server.errors import ApiError
 from everbatch.server.generation import Choice
 from everbatch.server.logprobs import Logprobs
-from everbatch.server.tool_calls import Call, CallFinder, Found
-
-FinderMaker = Callable[[], CallFinder]
+from everbatch.server.tool_calls import Call, CallFinder, FinderMaker, Found, new_call_id
 
 
 class ToolChatApi(ChatApi):
@@ -87,12 +84,13 @@ class _StreamedCalls:
         self._inner.finish(_reason(finish_reason) if self._num_calls else finish_reason)
 
     def _tell(self, found: Found) -> None:
-        if found.text:
-            self._inner.text(found.text)
-        if found.calls:
-            calls = _told(found.calls, first=self._num_calls)
-            self._num_calls += len(calls)
-            self._inner.delta({"delta": {"tool_calls": calls}})
+        for part in found.parts:
+            if isinstance(part, str):
+                self._inner.text(part)
+            else:
+                calls = _told([part], first=self._num_calls)
+                self._num_calls += 1
+                self._inner.delta({"delta": {"tool_calls": calls}})
 
 
 def _told(calls: Sequence[Call], first: int | None = None) -> list[dict[str, Any]]:
@@ -100,8 +98,7 @@ def _told(calls: Sequence[Call], first: int | None = None) -> list[dict[str, Any
     return [
         {
             **({} if first is None else {"index": first + place}),
-            # Mistral's template takes nothing but nine letters and digits.
-            "id": uuid.uuid4().hex[:9],
+            "id": new_call_id(),
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
