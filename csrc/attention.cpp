@@ -11,17 +11,18 @@
 #include "kernels.hpp"
 #include "path_math.hpp"
 #include "tile_packing.hpp"
+#include "tile_prefetch.hpp"
 #include "tile_softmax.hpp"
 
 namespace everbatch::EVERBATCH_PATH {
 
-void gemm(const GemmCall& call, Range rows, Range pairs);
+void gemm(const GemmCall& call, Range rows, Range panels);
 
 namespace {
 
-constexpr std::size_t kTilePairs = kTilePositions / kPairColumns;
 constexpr float kInfinity = __builtin_inff();
-constexpr std::size_t kLineValues = 64 / sizeof(Bf16);
+// Four of keys, one after the scores, one after the weights, two of values.
+constexpr std::size_t kPartsOfAHead = 8;
 
 // Where the vectors [D] of a tile's positions lie; zeros past the last one that anybody sees.
 struct TileRows {
@@ -29,80 +30,25 @@ struct TileRows {
   const Bf16* values[kTilePositions];
 };
 
-// Call visit(position in the tile, how many follow in one block, offset of the first one's heads).
-template <typename Visit>
-inline void visit_blocks(const AttentionCall& call, const AttentionTask& task, std::size_t first,
-                         std::size_t count, Visit visit) {
-  const std::size_t stride = call.num_kv_heads * call.head_dim;
-  std::size_t block = first / call.block_size, in_block = first % call.block_size;
-  for (std::size_t i = 0; i < count; ++block, in_block = 0) {
-    const std::size_t here = smaller(call.block_size - in_block, count - i);
-    const auto id = static_cast<std::size_t>(task.block_table[block]);
-    const std::size_t slot = id * call.block_size + in_block;
-    visit(i, here, slot * stride + task.kv_head * call.head_dim);
-    i += here;
-  }
-}
-
-bool has_all_heads(const AttentionCall& call, const AttentionTask& task) {
-  return task.num_kv_heads == call.num_kv_heads;
-}
-
-// Copy a tile of all heads, block by block: such long runs a CPU foresees, so they come from memory
-// twice as fast as the pieces of one head after the other do.
-void copy_tile(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
-               std::size_t first, std::size_t num_seen) {
-  const std::size_t stride = call.num_kv_heads * call.head_dim;
-  visit_blocks(call, task, first, num_seen,
-               [&](std::size_t i, std::size_t count, std::size_t offset) {
-                 const std::size_t bytes = count * stride * sizeof(Bf16);
-                 __builtin_memcpy(scratch.tile_keys + i * stride, call.keys + offset, bytes);
-                 __builtin_memcpy(scratch.tile_values + i * stride, call.values + offset, bytes);
-               });
+std::size_t context_end_of(const AttentionTask& task) {
+  return task.first_position + task.num_tokens;
 }
 
 // Of one head of the task, `head` counted from its first.
 void find_rows(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
                std::size_t head, std::size_t first, std::size_t num_seen, TileRows& rows) {
-  const std::size_t stride = call.num_kv_heads * call.head_dim, own = head * call.head_dim;
-  if (has_all_heads(call, task)) {
-    for (std::size_t i = 0; i < num_seen; ++i) {
-      rows.keys[i] = scratch.tile_keys + i * stride + own;
-      rows.values[i] = scratch.tile_values + i * stride + own;
-    }
-  } else {
-    visit_blocks(call, task, first, num_seen,
-                 [&](std::size_t i, std::size_t count, std::size_t offset) {
-                   offset += own;
-                   for (const std::size_t end = i + count; i < end; ++i, offset += stride) {
-                     rows.keys[i] = call.keys + offset;
-                     rows.values[i] = call.values + offset;
-                   }
-                 });
-  }
+  const std::size_t stride = call.num_kv_heads * call.head_dim;
+  visit_blocks(call, task, first, num_seen,
+               [&](std::size_t i, std::size_t count, std::size_t offset) {
+                 offset += head * call.head_dim;
+                 for (const std::size_t end = i + count; i < end; ++i, offset += stride) {
+                   rows.keys[i] = call.keys + offset;
+                   rows.values[i] = call.values + offset;
+                 }
+               });
   for (std::size_t i = num_seen; i < kTilePositions; ++i) {
     rows.keys[i] = rows.values[i] = scratch.zeros;
   }
-}
-
-// Ask for what positions [first, last) of the context hold of the task's heads, which comes from
-// memory while something else is computed. Inline, as GCC drops calls of a function that does nothing
-// but prefetch.
-[[gnu::always_inline]] inline void fetch(const AttentionCall& call, const AttentionTask& task,
-                                         std::size_t first, std::size_t last) {
-  const std::size_t stride = call.num_kv_heads * call.head_dim;
-  const std::size_t own = task.num_kv_heads * call.head_dim;
-  visit_blocks(call, task, first, last - first,
-               [&](std::size_t, std::size_t count, std::size_t offset) {
-                 const Bf16* const starts[] = {call.keys + offset, call.values + offset};
-                 for (const Bf16* from : starts) {
-                   for (std::size_t i = 0; i < count; ++i, from += stride) {
-                     for (std::size_t value = 0; value < own; value += kLineValues) {
-                       __builtin_prefetch(from + value);
-                     }
-                   }
-                 }
-               });
 }
 
 // Turn a row's scores of a tile into weights, and rescale what was summed before.
@@ -153,15 +99,18 @@ void clear(const Scratch& scratch, std::size_t num_rows) {
 }
 
 // Add to one head of the task the tile of positions from `first` on, of which the last token sees
-// `num_seen`.
+// `num_seen`. What comes next is asked for in kPartsOfAHead parts.
 void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
-              std::size_t head, std::size_t first, std::size_t num_seen) {
+              std::size_t head, std::size_t first, std::size_t num_seen, Ahead& ahead) {
   const std::size_t group = call.num_heads / call.num_kv_heads;
   const std::size_t num_rows = task.num_tokens * group;
-  const std::size_t num_columns = round_up(num_seen, kPairColumns);
+  const std::size_t num_columns = round_up(num_seen, kPanelColumns);
   TileRows rows;
   find_rows(call, task, scratch, head, first, num_seen, rows);
-  pack_keys(rows.keys, num_columns, call.head_dim, scratch.key_panels);
+  for (std::size_t i = 0; i < num_columns; i += kHalfColumns) {
+    pack_keys(rows.keys + i, i, call.head_dim, scratch.key_panels);
+    ahead.some();
+  }
   gemm({.x = scratch.queries,
         .x_stride = call.head_dim,
         .panels = scratch.key_panels,
@@ -172,13 +121,19 @@ void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratc
         .out = scratch.scores,
         .out_stride = kTilePositions,
         .num_columns = kTilePositions},
-       {0, num_rows}, {0, num_columns / kPairColumns});
+       {0, num_rows}, {0, num_columns / kPanelColumns});
+  ahead.some();
   for (std::size_t row = 0; row < num_rows; ++row) {
     const std::size_t end = task.first_position + row / group + 1;
     softmax_row(call, scratch, row, end > first ? end - first : 0);
   }
+  ahead.some();
   const std::size_t num_position_pairs = (num_seen + 1) / 2;
-  pack_values(rows.values, num_position_pairs, call.head_dim, scratch.value_panels);
+  for (std::size_t i = 0; i < num_position_pairs; i += kHalfColumns) {
+    const std::size_t count = smaller(num_position_pairs - i, kHalfColumns);
+    pack_values(rows.values + 2 * i, i, count, call.head_dim, scratch.value_panels);
+    ahead.some();
+  }
   gemm({.x = scratch.weights,
         .x_stride = kTilePositions,
         .panels = scratch.value_panels,
@@ -189,7 +144,18 @@ void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratc
         .out = scratch.sums,
         .out_stride = scratch.value_columns,
         .num_columns = scratch.value_columns},
-       {0, num_rows}, {0, scratch.value_columns / kPairColumns});
+       {0, num_rows}, {0, scratch.value_columns / kPanelColumns});
+}
+
+// The tile from `first` on, or the first one of the next task where the task has none.
+Ahead ahead_of(const AttentionCall& call, const AttentionTask& task, std::size_t first,
+               const AttentionTask* next) {
+  const std::size_t num_parts = kPartsOfAHead * task.num_kv_heads;
+  if (first < context_end_of(task)) {
+    return {call, &task, first, smaller(context_end_of(task), first + kTilePositions), num_parts};
+  }
+  const std::size_t last = next ? smaller(context_end_of(*next), kTilePositions) : 0;
+  return {call, next, 0, last, num_parts};
 }
 
 AttentionTask of_head(const AttentionTask& task, std::size_t head) {
@@ -200,24 +166,20 @@ AttentionTask of_head(const AttentionTask& task, std::size_t head) {
 }
 
 // Tiles of one segment, from an empty state; tile by tile for all heads, whose keys and values lie
-// side by side. heads: the memory of each.
+// side by side. heads: the memory of each. next: what this thread will do then, probably, or null.
 void add_segment(const AttentionCall& call, const AttentionTask& task, const Scratch* heads,
-                 std::size_t segment) {
+                 std::size_t segment, const AttentionTask* next) {
   const std::size_t num_rows = task.num_tokens * (call.num_heads / call.num_kv_heads);
   for (std::size_t head = 0; head < task.num_kv_heads; ++head) clear(heads[head], num_rows);
-  const std::size_t context_end = task.first_position + task.num_tokens;
+  const std::size_t context_end = context_end_of(task);
   const std::size_t last = smaller(context_end, (segment + 1) * kSegmentPositions);
   for (std::size_t first = segment * kSegmentPositions; first < last; first += kTilePositions) {
     const std::size_t num_seen = smaller(context_end - first, kTilePositions);
-    if (has_all_heads(call, task)) {
-      copy_tile(call, task, heads[0], first, num_seen);
-    } else {
-      const std::size_t next = smaller(context_end, first + kTilePositions);
-      fetch(call, task, next, smaller(context_end, next + kTilePositions));
-    }
+    Ahead ahead = ahead_of(call, task, first + kTilePositions, next);
     for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
-      add_tile(call, task, heads[head], head, first, num_seen);
+      add_tile(call, task, heads[head], head, first, num_seen, ahead);
     }
+    ahead.rest();
   }
 }
 
@@ -234,7 +196,7 @@ void take_segment(const Scratch& scratch, std::size_t num_rows, const Known& kno
 void join_segment(const AttentionCall& call, const AttentionTask& task, std::size_t segment,
                   const Known& next, const Known& known) {
   const std::size_t group = call.num_heads / call.num_kv_heads;
-  const std::size_t columns = round_up(call.head_dim, kPairColumns);
+  const std::size_t columns = round_up(call.head_dim, kPanelColumns);
   for (std::size_t row = 0; row < task.num_tokens * group; ++row) {
     if (task.first_position + row / group < segment * kSegmentPositions) continue;
     const float largest =
@@ -253,7 +215,7 @@ void join_segment(const AttentionCall& call, const AttentionTask& task, std::siz
 
 void write_rows(const AttentionCall& call, const AttentionTask& task, const Known& known) {
   const std::size_t group = call.num_heads / call.num_kv_heads;
-  const std::size_t columns = round_up(call.head_dim, kPairColumns);
+  const std::size_t columns = round_up(call.head_dim, kPanelColumns);
   for (std::size_t row = 0; row < task.num_tokens * group; ++row) {
     const std::size_t token = task.first_token + row / group;
     const std::size_t head = task.kv_head * group + row % group;
@@ -294,11 +256,9 @@ std::size_t segment_bytes(const AttentionCall& call, std::size_t num_tokens,
   return carver.used();
 }
 
-void attend(const AttentionCall& call, const AttentionTask& task, std::byte* memory) {
+void attend(const AttentionCall& call, const AttentionTask& task, const AttentionTask* next,
+            std::byte* memory) {
   const std::size_t num_rows = num_rows_of(call, task);
-  if (!has_all_heads(call, task)) {
-    fetch(call, task, 0, smaller(task.first_position + task.num_tokens, kTilePositions));
-  }
   Scratch heads[kMaxHeadsTogether];
   Known known[kMaxHeadsTogether];
   start_all(call, task, memory, heads);
@@ -306,12 +266,12 @@ void attend(const AttentionCall& call, const AttentionTask& task, std::byte* mem
     Carver of_known(heads[head].known);
     known[head] = carve_known(call, task.num_tokens, of_known);
   }
-  add_segment(call, task, heads, 0);
+  add_segment(call, task, heads, 0, next);
   for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
     take_segment(heads[head], num_rows, known[head]);
   }
   for (std::size_t segment = 1; segment < num_segments(task); ++segment) {
-    add_segment(call, task, heads, segment);
+    add_segment(call, task, heads, segment, next);
     for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
       const Scratch& own = heads[head];
       // In place: the totals of a row are the first of its lanes from here on.
@@ -330,7 +290,7 @@ void attend_segment(const AttentionCall& call, const AttentionTask& task, std::s
                     std::byte* memory, std::byte* out) {
   Scratch heads[kMaxHeadsTogether];
   start_all(call, task, memory, heads);
-  add_segment(call, task, heads, segment);
+  add_segment(call, task, heads, segment, nullptr);
   Carver carver(out);
   for (std::size_t head = 0; head < task.num_kv_heads; ++head) {
     take_segment(heads[head], num_rows_of(call, task), carve_known(call, task.num_tokens, carver));

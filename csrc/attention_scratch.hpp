@@ -14,12 +14,10 @@ constexpr std::size_t round_up(std::size_t size, std::size_t step) {
 // One thread's memory. R rows: tokens times the query heads that share a key-value head.
 struct Scratch {
   Bf16* zeros;         // [D], in place of positions that nobody sees
-  Bf16* key_panels;    // [4][D / 2][16][2]
-  Bf16* value_panels;  // [D / 16][32][16][2]
+  Bf16* key_panels;    // [2][D / 2][32][2]
+  Bf16* value_panels;  // [D / 32][32][32][2]
   float* scores;       // [R, 64]
   Bf16* weights;       // [R, 64]
-  Bf16* tile_keys;     // [64, H_kv, D], as values; of tasks of all heads
-  Bf16* tile_values;
   std::size_t value_columns;
   // Of one key-value head of the task.
   Bf16* queries;     // [R, D]
@@ -56,7 +54,7 @@ class Carver {
 Known carve_known(const AttentionCall& call, std::size_t num_tokens, Carver& carver) {
   const std::size_t num_rows = num_tokens * (call.num_heads / call.num_kv_heads);
   Known known;
-  known.sums = carver.take<float>(num_rows * round_up(call.head_dim, kPairColumns));
+  known.sums = carver.take<float>(num_rows * round_up(call.head_dim, kPanelColumns));
   known.largest = carver.take<float>(num_rows);
   known.totals = carver.take<float>(num_rows);
   return known;
@@ -80,14 +78,12 @@ Scratch carve(const AttentionCall& call, std::size_t num_tokens, std::size_t hea
   const std::size_t num_rows = num_tokens * (call.num_heads / call.num_kv_heads);
   const std::size_t head_dim = call.head_dim;
   Scratch scratch;
-  scratch.value_columns = round_up(head_dim, kPairColumns);
+  scratch.value_columns = round_up(head_dim, kPanelColumns);
   scratch.zeros = carver.take<Bf16>(head_dim);
   scratch.key_panels = carver.take<Bf16>(kTilePositions * head_dim);
   scratch.value_panels = carver.take<Bf16>(kTilePositions * scratch.value_columns);
   scratch.scores = carver.take<float>(num_rows * kTilePositions);
   scratch.weights = carver.take<Bf16>(num_rows * kTilePositions);
-  scratch.tile_keys = carver.take<Bf16>(kTilePositions * call.num_kv_heads * head_dim);
-  scratch.tile_values = carver.take<Bf16>(kTilePositions * call.num_kv_heads * head_dim);
   for (std::size_t i = 0; i <= head; ++i) carve_head(call, num_tokens, carver, scratch);
   return scratch;
 }

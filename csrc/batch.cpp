@@ -79,7 +79,9 @@ void run_tasks(Runtime& runtime, const AttentionCall& call, const std::vector<At
     const Part& part = parts[index];
     std::byte* memory = scratch.data() + bytes * static_cast<std::size_t>(thread);
     if (part.is_whole) {
-      runtime.kernels.attend(call, tasks[part.task], memory);
+      const std::size_t then = index + num_threads;
+      const AttentionTask* next = then < parts.size() ? &tasks[parts[then].task] : nullptr;
+      runtime.kernels.attend(call, tasks[part.task], next, memory);
     } else {
       runtime.kernels.attend_segment(call, tasks[part.task], part.segment, memory,
                                      scratch.data() + part.offset);

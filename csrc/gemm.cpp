@@ -1,6 +1,6 @@
 // Products of few or many rows with packed matrices: bf16 in, float32 sums.
 //
-// A tile of the result, some rows by one pair of panels, stays in registers while K runs from its
+// A tile of the result, some rows by one panel, stays in registers while K runs from its
 // beginning to its end. So each output is one chain of additions in one order: the same bits for
 // every number of rows, every place in a batch and every way of sharing the work.
 #include "kernels.hpp"
@@ -16,7 +16,6 @@ namespace {
 // The weights of one step come from memory: asking for them so far ahead, 4 KiB, hides most of its
 // latency. A quarter of that costs 10 to 20 % at 1 to 8 rows, twice or four times that as much.
 constexpr std::size_t kPrefetchValues = 2048;
-constexpr float kInfinity = __builtin_inff();
 
 [[maybe_unused]] inline std::uint32_t load_pair(const Bf16* x) {
   std::uint32_t pair;
@@ -31,15 +30,14 @@ constexpr int kMaxTileRows = 12;
 
 // One instruction multiplies and adds both values of a pair.
 template <int Rows>
-void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panels, float* tile) {
+void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile) {
   __m512 sums[Rows][2];
   for (int row = 0; row < Rows; ++row) sums[row][0] = sums[row][1] = _mm512_setzero_ps();
-  const Bf16* second = panels + call.panel_stride;
-  for (std::size_t k = 0; k < call.num_k_pairs; ++k) {
-    const auto weights_0 = (__m512bh)_mm512_load_si512(panels + k * kPairColumns);
-    const auto weights_1 = (__m512bh)_mm512_load_si512(second + k * kPairColumns);
-    _mm_prefetch(panels + k * kPairColumns + kPrefetchValues, _MM_HINT_T0);
-    _mm_prefetch(second + k * kPairColumns + kPrefetchValues, _MM_HINT_T0);
+  for (std::size_t k = 0; k < call.num_k_pairs; ++k, panel += kPanelPairValues) {
+    const auto weights_0 = (__m512bh)_mm512_load_si512(panel);
+    const auto weights_1 = (__m512bh)_mm512_load_si512(panel + kPanelColumns);
+    _mm_prefetch(panel + kPrefetchValues, _MM_HINT_T0);
+    _mm_prefetch(panel + kPrefetchValues + kPanelColumns, _MM_HINT_T0);
 #pragma GCC unroll 12
     for (int row = 0; row < Rows; ++row) {
       const std::uint32_t pair = load_pair(x + row * call.x_stride + 2 * k);
@@ -49,8 +47,8 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panels, floa
     }
   }
   for (int row = 0; row < Rows; ++row) {
-    _mm512_store_ps(tile + row * kPairColumns, sums[row][0]);
-    _mm512_store_ps(tile + row * kPairColumns + kPanelColumns, sums[row][1]);
+    _mm512_store_ps(tile + row * kPanelColumns, sums[row][0]);
+    _mm512_store_ps(tile + row * kPanelColumns + kHalfColumns, sums[row][1]);
   }
 }
 
@@ -61,16 +59,17 @@ constexpr int kMaxTileRows = 4;
 
 // A pair of bf16 is two float32 without their lower halves: shifted up, and masked.
 template <int Rows>
-void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panels, float* tile) {
+void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  for (int panel = 0; panel < 2; ++panel, panels += call.panel_stride) {
+  for (std::size_t half = 0; half < kPanelColumns; half += kHalfColumns) {
     __m256 sums[Rows][2];
     for (int row = 0; row < Rows; ++row) sums[row][0] = sums[row][1] = _mm256_setzero_ps();
     for (std::size_t k = 0; k < call.num_k_pairs; ++k) {
-      const auto* weights = reinterpret_cast<const __m256i*>(panels + k * kPairColumns);
+      const Bf16* values = panel + k * kPanelPairValues + 2 * half;
+      const auto* weights = reinterpret_cast<const __m256i*>(values);
       const __m256i pairs_0 = _mm256_load_si256(weights);
       const __m256i pairs_1 = _mm256_load_si256(weights + 1);
-      _mm_prefetch(reinterpret_cast<const char*>(weights) + 2 * kPrefetchValues, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(values + kPrefetchValues), _MM_HINT_T0);
       const __m256 even_0 = _mm256_castsi256_ps(_mm256_slli_epi32(pairs_0, 16));
       const __m256 even_1 = _mm256_castsi256_ps(_mm256_slli_epi32(pairs_1, 16));
       const __m256 odd_0 = _mm256_castsi256_ps(_mm256_and_si256(pairs_0, upper));
@@ -88,8 +87,8 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panels, floa
       }
     }
     for (int row = 0; row < Rows; ++row) {
-      _mm256_store_ps(tile + row * kPairColumns + panel * kPanelColumns, sums[row][0]);
-      _mm256_store_ps(tile + row * kPairColumns + panel * kPanelColumns + 8, sums[row][1]);
+      _mm256_store_ps(tile + row * kPanelColumns + half, sums[row][0]);
+      _mm256_store_ps(tile + row * kPanelColumns + half + 8, sums[row][1]);
     }
   }
 }
@@ -99,28 +98,28 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panels, floa
 constexpr int kMaxTileRows = 2;
 
 template <int Rows>
-void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panels, float* tile) {
-  for (std::size_t panel = 0; panel < 2; ++panel, panels += call.panel_stride) {
-    float sums[Rows][kPanelColumns] = {};
+void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile) {
+  for (std::size_t half = 0; half < kPanelColumns; half += kHalfColumns) {
+    float sums[Rows][kHalfColumns] = {};
     for (std::size_t k = 0; k < call.num_k_pairs; ++k) {
-      float even[kPanelColumns], odd[kPanelColumns];
-      for (std::size_t column = 0; column < kPanelColumns; ++column) {
-        const std::uint32_t pair = load_pair(panels + k * kPairColumns + 2 * column);
+      const Bf16* weights = panel + k * kPanelPairValues + 2 * half;
+      float even[kHalfColumns], odd[kHalfColumns];
+      for (std::size_t column = 0; column < kHalfColumns; ++column) {
+        const std::uint32_t pair = load_pair(weights + 2 * column);
         even[column] = to_float(static_cast<Bf16>(pair));
         odd[column] = to_float(static_cast<Bf16>(pair >> 16));
       }
       for (int row = 0; row < Rows; ++row) {
         const Bf16* values = x + row * call.x_stride + 2 * k;
         const float x_even = to_float(values[0]), x_odd = to_float(values[1]);
-        for (std::size_t column = 0; column < kPanelColumns; ++column) {
+        for (std::size_t column = 0; column < kHalfColumns; ++column) {
           sums[row][column] += x_even * even[column];
           sums[row][column] += x_odd * odd[column];
         }
       }
     }
     for (int row = 0; row < Rows; ++row) {
-      __builtin_memcpy(tile + row * kPairColumns + panel * kPanelColumns, sums[row],
-                       sizeof sums[row]);
+      __builtin_memcpy(tile + row * kPanelColumns + half, sums[row], sizeof sums[row]);
     }
   }
 }
@@ -143,8 +142,8 @@ constexpr TileTable kTiles;
 
 void add_bias(const float* bias, std::size_t num_rows, float* tile) {
   for (std::size_t row = 0; row < num_rows; ++row) {
-    for (std::size_t column = 0; column < kPairColumns; ++column) {
-      tile[row * kPairColumns + column] += bias[column];
+    for (std::size_t column = 0; column < kPanelColumns; ++column) {
+      tile[row * kPanelColumns + column] += bias[column];
     }
   }
 }
@@ -153,17 +152,17 @@ void add_bias(const float* bias, std::size_t num_rows, float* tile) {
 template <bool kIsAdding>
 void write_floats(const GemmCall& call, const float* tile, std::size_t first_row,
                   std::size_t num_rows, std::size_t first_column) {
-  const std::size_t num_columns = smaller(call.num_columns - first_column, kPairColumns);
+  const std::size_t num_columns = smaller(call.num_columns - first_column, kPanelColumns);
   for (std::size_t row = 0; row < num_rows; ++row) {
     float* out = static_cast<float*>(call.out) + (first_row + row) * call.out_stride + first_column;
-    const float* values = tile + row * kPairColumns;
+    const float* values = tile + row * kPanelColumns;
     for (std::size_t column = 0; column < num_columns; ++column) {
       out[column] = kIsAdding ? out[column] + values[column] : values[column];
     }
   }
 }
 
-// product = silu(gate) * up, of a panel.
+// product = silu(gate) * up, of half a panel.
 inline void silu_times(const float* gate, const float* up, Bf16* product) {
 #if defined(EVERBATCH_AVX512)
   const __m512 x = _mm512_load_ps(gate);
@@ -173,7 +172,7 @@ inline void silu_times(const float* gate, const float* up, Bf16* product) {
   const auto rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(silu, _mm512_load_ps(up)));
   _mm256_store_si256(reinterpret_cast<__m256i*>(product), rounded);
 #else
-  for (std::size_t column = 0; column < kPanelColumns; ++column) {
+  for (std::size_t column = 0; column < kHalfColumns; ++column) {
     product[column] = to_bf16(gate[column] / (1.0f + exp_of(-gate[column])) * up[column]);
   }
 #endif
@@ -181,14 +180,14 @@ inline void silu_times(const float* gate, const float* up, Bf16* product) {
 
 void write_silu_times(const GemmCall& call, const float* tile, std::size_t first_row,
                       std::size_t num_rows, std::size_t first_column) {
-  const std::size_t num_columns = smaller(call.num_columns - first_column, kPanelColumns);
+  const std::size_t num_columns = smaller(call.num_columns - first_column, kHalfColumns);
   for (std::size_t row = 0; row < num_rows; ++row) {
     Bf16* out = static_cast<Bf16*>(call.out) + (first_row + row) * call.out_stride + first_column;
-    const float* gate = tile + row * kPairColumns;
-    const float* up = gate + kPanelColumns;
-    alignas(32) Bf16 product[kPanelColumns];
+    const float* gate = tile + row * kPanelColumns;
+    const float* up = gate + kHalfColumns;
+    alignas(32) Bf16 product[kHalfColumns];
     silu_times(gate, up, product);
-    if (num_columns == kPanelColumns) {
+    if (num_columns == kHalfColumns) {
       __builtin_memcpy(out, product, sizeof product);
     } else {
       __builtin_memcpy(out, product, num_columns * sizeof(Bf16));
@@ -196,57 +195,74 @@ void write_silu_times(const GemmCall& call, const float* tile, std::size_t first
   }
 }
 
+// Of `count` columns from `first` on, one a lane.
+inline void keep_largest_of(const float* values, std::size_t count, std::int32_t first,
+                            LargestLanes& kept) {
+#if defined(EVERBATCH_AVX512)
+  const auto mask = static_cast<__mmask16>((1u << count) - 1);
+  const __m512 lanes = _mm512_maskz_loadu_ps(mask, values);
+  const __m512 spoilt = _mm512_loadu_ps(kept.spoilt), before = _mm512_loadu_ps(kept.values);
+  _mm512_storeu_ps(kept.spoilt, _mm512_add_ps(spoilt, _mm512_mul_ps(lanes, _mm512_setzero_ps())));
+  const __mmask16 is_larger = _mm512_mask_cmp_ps_mask(mask, lanes, before, _CMP_GT_OQ);
+  const __m512i columns = _mm512_add_epi32(
+      _mm512_set1_epi32(first),
+      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  _mm512_mask_storeu_ps(kept.values, is_larger, lanes);
+  _mm512_mask_storeu_epi32(kept.columns, is_larger, columns);
+#else
+  for (std::size_t lane = 0; lane < count; ++lane) {
+    kept.spoilt[lane] += values[lane] * 0.0f;
+    const bool is_larger = values[lane] > kept.values[lane];
+    kept.values[lane] = is_larger ? values[lane] : kept.values[lane];
+    kept.columns[lane] =
+        is_larger ? first + static_cast<std::int32_t>(lane) : kept.columns[lane];
+  }
+#endif
+}
+
 // Keep the largest of each lane, and the first column of equal ones: columns come in their order.
 void keep_largest(const GemmCall& call, const float* tile, std::size_t first_row,
                   std::size_t num_rows, std::size_t first_column) {
   auto* kept = static_cast<LargestLanes*>(call.out) + first_row;
   for (std::size_t row = 0; row < num_rows; ++row) {
-    for (std::size_t panel = 0; panel < 2; ++panel) {
-      const std::size_t first = first_column + panel * kPanelColumns;
-      const float* values = tile + row * kPairColumns + panel * kPanelColumns;
-      float counted[kPanelColumns];
-      for (std::size_t lane = 0; lane < kPanelColumns; ++lane) {
-        // A column of padding is none.
-        counted[lane] = first + lane < call.num_columns ? values[lane] : -kInfinity;
-        kept[row].spoilt[lane] += first + lane < call.num_columns ? values[lane] * 0.0f : 0.0f;
-      }
-      for (std::size_t lane = 0; lane < kPanelColumns; ++lane) {
-        const bool is_larger = counted[lane] > kept[row].values[lane];
-        kept[row].values[lane] = is_larger ? counted[lane] : kept[row].values[lane];
-        kept[row].columns[lane] =
-            is_larger ? static_cast<std::int32_t>(first + lane) : kept[row].columns[lane];
-      }
+    for (std::size_t half = 0; half < kPanelColumns; half += kHalfColumns) {
+      // A column of padding is none.
+      const std::size_t first = first_column + half;
+      if (first >= call.num_columns) break;
+      const std::size_t count = smaller(call.num_columns - first, kHalfColumns);
+      keep_largest_of(tile + row * kPanelColumns + half, count, static_cast<std::int32_t>(first),
+                      kept[row]);
     }
   }
 }
 
 }  // namespace
 
-void gemm(const GemmCall& call, Range rows, Range pairs) {
-  alignas(64) float tile[kMaxTileRows * kPairColumns];
+void gemm(const GemmCall& call, Range rows, Range panels) {
+  alignas(64) float tile[kMaxTileRows * kPanelColumns];
   // Tiles of equal height, or a row more, as one of few rows waits for its own sums: 26 rows take 8 %
   // less time as 9, 9 and 8 than as 12, 12 and 2.
   const std::size_t size = rows.last - rows.first;
   const std::size_t num_tiles = (size + kMaxTileRows - 1) / kMaxTileRows;
-  for (std::size_t pair = pairs.first; pair < pairs.last; ++pair) {
-    const Bf16* panels = call.panels + 2 * pair * call.panel_stride;
+  for (std::size_t panel = panels.first; panel < panels.last; ++panel) {
+    const Bf16* weights = call.panels + panel * call.panel_stride;
     for (std::size_t index = 0; index < num_tiles; ++index) {
       const std::size_t row = rows.first + index * size / num_tiles;
       const std::size_t num_rows = rows.first + (index + 1) * size / num_tiles - row;
-      kTiles.by_rows[num_rows](call, call.x + row * call.x_stride, panels, tile);
-      if (call.bias != nullptr) add_bias(call.bias + pair * kPairColumns, num_rows, tile);
+      kTiles.by_rows[num_rows](call, call.x + row * call.x_stride, weights, tile);
+      if (call.bias != nullptr) add_bias(call.bias + panel * kPanelColumns, num_rows, tile);
       switch (call.output) {
         case GemmOutput::kStore:
-          write_floats<false>(call, tile, row, num_rows, pair * kPairColumns);
+          write_floats<false>(call, tile, row, num_rows, panel * kPanelColumns);
           break;
         case GemmOutput::kAdd:
-          write_floats<true>(call, tile, row, num_rows, pair * kPairColumns);
+          write_floats<true>(call, tile, row, num_rows, panel * kPanelColumns);
           break;
         case GemmOutput::kSiluTimes:
-          write_silu_times(call, tile, row, num_rows, pair * kPanelColumns);
+          write_silu_times(call, tile, row, num_rows, panel * kHalfColumns);
           break;
         case GemmOutput::kLargest:
-          keep_largest(call, tile, row, num_rows, pair * kPairColumns);
+          keep_largest(call, tile, row, num_rows, panel * kPanelColumns);
           break;
       }
     }

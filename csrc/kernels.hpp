@@ -14,10 +14,12 @@
 
 namespace everbatch {
 
-// A panel is 16 outputs of a matrix, its values in the order in which a product reads them:
-// [K / 2][16][2], K rounded up to even with zeros. Panels come in pairs.
-constexpr std::size_t kPanelColumns = 16;
-constexpr std::size_t kPairColumns = 2 * kPanelColumns;
+// A panel is 32 outputs of a matrix, its values in the order in which a product reads them:
+// [K / 2][32][2], K rounded up to even with zeros; so a product reads one run of memory.
+constexpr std::size_t kPanelColumns = 32;
+constexpr std::size_t kPanelPairValues = 2 * kPanelColumns;
+// Half a panel: as many float32 as the widest vector has.
+constexpr std::size_t kHalfColumns = kPanelColumns / 2;
 
 // Attention walks a context in tiles of so many positions, counted from position 0.
 constexpr std::size_t kTilePositions = 64;
@@ -30,15 +32,15 @@ constexpr std::size_t kMaxHeadsTogether = 8;
 
 // What is known of a row of a product whose columns nobody keeps, in lanes by column.
 struct LargestLanes {
-  float values[kPanelColumns];      // -inf before the first column
-  std::int32_t columns[kPanelColumns];
-  float spoilt[kPanelColumns];  // 0; a NaN once a column is no finite number
+  float values[kHalfColumns];      // -inf before the first column
+  std::int32_t columns[kHalfColumns];
+  float spoilt[kHalfColumns];  // 0; a NaN once a column is no finite number
 };
 
 enum class GemmOutput {
   kStore,      // out float32 = product + bias
   kAdd,        // out float32 += product + bias
-  kSiluTimes,  // out bf16 = silu(even panels) * odd panels, 16 columns a pair
+  kSiluTimes,  // out bf16 = silu(first halves) * second halves, 16 columns a panel
   kLargest,    // out LargestLanes, one a row: of product + bias, and of what is there
 };
 
@@ -52,7 +54,7 @@ struct GemmCall {
   GemmOutput output;
   void* out;  // [rows, out_stride]
   std::size_t out_stride;
-  std::size_t num_columns;  // of `out`; columns of the last panels beyond it are dropped
+  std::size_t num_columns;  // of `out`; columns of the last panel beyond it are dropped
 };
 
 struct Range {
@@ -131,13 +133,15 @@ struct RowExtremes {
 };
 
 struct PathKernels {
-  // Rows [rows.first, rows.last) times the panel pairs of `pairs`.
-  // The sum of one output runs along K in one order, whatever the rows and pairs.
-  void (*gemm)(const GemmCall& call, Range rows, Range pairs);
+  // Rows [rows.first, rows.last) times the panels of `panels`.
+  // The sum of one output runs along K in one order, whatever the rows and panels.
+  void (*gemm)(const GemmCall& call, Range rows, Range panels);
   // Bytes of scratch memory that one thread needs for `attend` with so many tokens and heads.
   std::size_t (*attention_scratch)(const AttentionCall& call, std::size_t num_tokens,
                                    std::size_t num_kv_heads);
-  void (*attend)(const AttentionCall& call, const AttentionTask& task, std::byte* scratch);
+  // next: what the same thread will attend to then, probably, or null: its memory is asked for.
+  void (*attend)(const AttentionCall& call, const AttentionTask& task, const AttentionTask* next,
+                 std::byte* scratch);
   // The same segment by segment: each is computed into memory of its own, `segment_bytes` from one to
   // the next and 64-byte aligned, and in the end they are joined and written.
   std::size_t (*segment_bytes)(const AttentionCall& call, std::size_t num_tokens,

@@ -13,6 +13,7 @@ constexpr std::size_t kMaxBlockRows = 480;
 constexpr std::size_t kRowStep = 12;
 // Pieces for each thread: enough that one which is interrupted does not keep the others waiting.
 constexpr std::size_t kPiecesPerThread = 8;
+constexpr std::size_t kMaxPiecePanels = 16;
 
 std::size_t rows_of_a_block(std::size_t num_k_pairs) {
   const std::size_t fitting = kRowBlockBytes / (2 * sizeof(Bf16) * num_k_pairs);
@@ -26,21 +27,20 @@ PackedMatrix::PackedMatrix(Runtime& runtime, const std::vector<MatrixPart>& part
     : arrangement_(arrangement), num_inputs_(parts.at(0).num_inputs) {
   for (const MatrixPart& part : parts) num_outputs_ += part.num_outputs;
   num_k_pairs_ = div_ceil(num_inputs_, 2);
-  num_panel_pairs_ = arrangement == Arrangement::kInterleaved
-                         ? div_ceil(parts[0].num_outputs, kPanelColumns)
-                         : div_ceil(num_outputs_, kPairColumns);
-  panels_ = AlignedBuffer<Bf16>(num_panel_pairs_ * 2 * num_k_pairs_ * kPairColumns);
-  if (parts[0].bias != nullptr) bias_ = AlignedBuffer<float>(num_panel_pairs_ * kPairColumns);
-  runtime.pool.run(2 * num_panel_pairs_,
-                   [&](std::size_t panel, int) { pack_panel(parts, panel); });
+  num_panels_ = arrangement == Arrangement::kInterleaved
+                    ? div_ceil(parts[0].num_outputs, kHalfColumns)
+                    : div_ceil(num_outputs_, kPanelColumns);
+  panels_ = AlignedBuffer<Bf16>(num_panels_ * panel_values());
+  if (parts[0].bias != nullptr) bias_ = AlignedBuffer<float>(num_panels_ * kPanelColumns);
+  runtime.pool.run(num_panels_, [&](std::size_t panel, int) { pack_panel(parts, panel); });
 }
 
 PackedMatrix::Source PackedMatrix::source_of(const std::vector<MatrixPart>& parts,
                                              std::size_t column) const {
   std::size_t part = 0, output = column;
   if (arrangement_ == Arrangement::kInterleaved) {
-    part = column / kPanelColumns % 2;
-    output = column / kPairColumns * kPanelColumns + column % kPanelColumns;
+    part = column / kHalfColumns % 2;
+    output = column / kPanelColumns * kHalfColumns + column % kHalfColumns;
   } else {
     while (part + 1 < parts.size() && output >= parts[part].num_outputs) {
       output -= parts[part++].num_outputs;
@@ -53,14 +53,14 @@ PackedMatrix::Source PackedMatrix::source_of(const std::vector<MatrixPart>& part
 }
 
 void PackedMatrix::pack_panel(const std::vector<MatrixPart>& parts, std::size_t panel) {
-  Bf16* out = panels_.data() + panel * num_k_pairs_ * kPairColumns;
+  Bf16* out = panels_.data() + panel * panel_values();
   for (std::size_t lane = 0; lane < kPanelColumns; ++lane) {
     const std::size_t column = panel * kPanelColumns + lane;
     const Source source = source_of(parts, column);
     if (source.values == nullptr) continue;
     if (bias_.size() != 0) bias_.data()[column] = source.bias;
     for (std::size_t k = 0; k < num_inputs_; ++k) {
-      out[k / 2 * kPairColumns + 2 * lane + k % 2] = to_bf16(source.values[k]);
+      out[k / 2 * kPanelPairValues + 2 * lane + k % 2] = to_bf16(source.values[k]);
     }
   }
 }
@@ -70,7 +70,7 @@ GemmCall PackedMatrix::call_of(const Bf16* x, std::size_t x_stride) const {
   call.x = x;
   call.x_stride = x_stride;
   call.panels = panels_.data();
-  call.panel_stride = num_k_pairs_ * kPairColumns;
+  call.panel_stride = panel_values();
   call.num_k_pairs = num_k_pairs_;
   call.bias = bias_.size() != 0 ? bias_.data() : nullptr;
   return call;
@@ -102,7 +102,7 @@ void PackedMatrix::find_largest(Runtime& runtime, const Bf16* x, std::size_t x_s
   const Cut cut = cut_for(runtime, num_rows);
   // What each piece of columns finds in each row.
   LargestLanes nothing{};
-  std::fill_n(nothing.values, kPanelColumns, -std::numeric_limits<float>::infinity());
+  std::fill_n(nothing.values, kHalfColumns, -std::numeric_limits<float>::infinity());
   std::vector<LargestLanes> found(cut.num_pieces * num_rows, nothing);
   runtime.pool.run(cut.num_blocks * cut.num_pieces, [&](std::size_t index, int) {
     const std::size_t row = index / cut.num_pieces * cut.block_rows;
@@ -112,7 +112,7 @@ void PackedMatrix::find_largest(Runtime& runtime, const Bf16* x, std::size_t x_s
     call.out = found.data() + piece * num_rows;
     call.num_columns = num_outputs_;
     runtime.kernels.gemm(call, {row, std::min(num_rows, row + cut.block_rows)},
-                         {piece * cut.pairs, std::min(num_panel_pairs_, (piece + 1) * cut.pairs)});
+                         {piece * cut.panels, std::min(num_panels_, (piece + 1) * cut.panels)});
   });
   for (std::size_t row = 0; row < num_rows; ++row) {
     float largest = -std::numeric_limits<float>::infinity();
@@ -120,7 +120,7 @@ void PackedMatrix::find_largest(Runtime& runtime, const Bf16* x, std::size_t x_s
     out[row].output = 0;
     for (std::size_t piece = 0; piece < cut.num_pieces; ++piece) {
       const LargestLanes& lanes = found[piece * num_rows + row];
-      for (std::size_t lane = 0; lane < kPanelColumns; ++lane) {
+      for (std::size_t lane = 0; lane < kHalfColumns; ++lane) {
         spoilt += lanes.spoilt[lane];
         const float value = lanes.values[lane];
         if (value > largest || (value == largest && lanes.columns[lane] < out[row].output)) {
@@ -137,12 +137,11 @@ PackedMatrix::Cut PackedMatrix::cut_for(const Runtime& runtime, std::size_t num_
   Cut cut;
   cut.block_rows = rows_of_a_block(num_k_pairs_);
   cut.num_blocks = div_ceil(num_rows, cut.block_rows);
-  const std::size_t wished =
-      static_cast<std::size_t>(runtime.pool.num_threads()) * kPiecesPerThread;
-  const std::size_t pairs =
-      div_ceil(num_panel_pairs_ * std::max<std::size_t>(cut.num_blocks, 1), wished);
-  cut.pairs = std::min(pairs, num_panel_pairs_);
-  cut.num_pieces = div_ceil(num_panel_pairs_, cut.pairs);
+  const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());
+  const std::size_t blocks = std::max<std::size_t>(cut.num_blocks, 1);
+  cut.panels = std::clamp<std::size_t>(num_panels_ * blocks / (num_threads * kPiecesPerThread), 1,
+                                       kMaxPiecePanels);
+  cut.num_pieces = div_ceil(num_panels_, cut.panels);
   return cut;
 }
 
@@ -152,18 +151,17 @@ void PackedMatrix::multiply_by_path(Runtime& runtime, const GemmCall& call,
   const Cut cut = cut_for(runtime, num_rows);
   runtime.pool.run(cut.num_blocks * cut.num_pieces, [&](std::size_t index, int) {
     const std::size_t row = index / cut.num_pieces * cut.block_rows;
-    const std::size_t pair = index % cut.num_pieces * cut.pairs;
+    const std::size_t panel = index % cut.num_pieces * cut.panels;
     runtime.kernels.gemm(call, {row, std::min(num_rows, row + cut.block_rows)},
-                         {pair, std::min(num_panel_pairs_, pair + cut.pairs)});
+                         {panel, std::min(num_panels_, panel + cut.panels)});
   });
 }
 
-
 void PackedMatrix::read_output(std::size_t output, float* out) const {
-  const Bf16* panel = panels_.data() + output / kPanelColumns * num_k_pairs_ * kPairColumns;
+  const Bf16* panel = panels_.data() + output / kPanelColumns * panel_values();
   const std::size_t lane = output % kPanelColumns;
   for (std::size_t k = 0; k < num_inputs_; ++k) {
-    out[k] = to_float(panel[k / 2 * kPairColumns + 2 * lane + k % 2]);
+    out[k] = to_float(panel[k / 2 * kPanelPairValues + 2 * lane + k % 2]);
   }
 }
 

@@ -23,7 +23,7 @@ struct MatrixPart {
 
 enum class Arrangement {
   kStacked,      // the outputs of one part after those of the other
-  kInterleaved,  // two parts of one size, a panel of the first beside a panel of the second
+  kInterleaved,  // two parts of one size, 16 outputs of the first beside 16 of the second
 };
 
 // The largest output of a row, the first of equal ones; where not all are finite numbers, any.
@@ -67,11 +67,11 @@ class PackedMatrix {
     float bias;
   };
 
-  // Pieces of a result: rows by pairs of panels.
+  // Pieces of a result: rows by panels.
   struct Cut {
     std::size_t block_rows;
     std::size_t num_blocks;
-    std::size_t pairs;
+    std::size_t panels;
     std::size_t num_pieces;  // of a block of rows
   };
 
@@ -80,12 +80,13 @@ class PackedMatrix {
   Cut cut_for(const Runtime& runtime, std::size_t num_rows) const;
   void multiply_by_path(Runtime& runtime, const GemmCall& call, std::size_t num_rows) const;
   GemmCall call_of(const Bf16* x, std::size_t x_stride) const;
+  std::size_t panel_values() const { return num_k_pairs_ * kPanelPairValues; }
 
   Arrangement arrangement_;
   std::size_t num_outputs_ = 0;
   std::size_t num_inputs_ = 0;
   std::size_t num_k_pairs_ = 0;
-  std::size_t num_panel_pairs_ = 0;
+  std::size_t num_panels_ = 0;
   AlignedBuffer<Bf16> panels_;
   AlignedBuffer<float> bias_;  // in the order of columns; empty without
 };

@@ -3,10 +3,11 @@
 
 namespace everbatch::EVERBATCH_PATH {
 
-void gemm(const GemmCall& call, Range rows, Range pairs);
+void gemm(const GemmCall& call, Range rows, Range panels);
 std::size_t attention_scratch(const AttentionCall& call, std::size_t num_tokens,
                               std::size_t num_kv_heads);
-void attend(const AttentionCall& call, const AttentionTask& task, std::byte* scratch);
+void attend(const AttentionCall& call, const AttentionTask& task, const AttentionTask* next,
+            std::byte* scratch);
 std::size_t segment_bytes(const AttentionCall& call, std::size_t num_tokens,
                           std::size_t num_kv_heads);
 void attend_segment(const AttentionCall& call, const AttentionTask& task, std::size_t segment,

@@ -13,7 +13,7 @@ namespace {
 
 #if defined(EVERBATCH_AVX512)
 
-// Transpose 16 rows of `count` pairs (at most 16): out [count][16] pairs.
+// Transpose 16 rows of `count` pairs (at most 16) into half of a panel: out [count][32], of which 16.
 void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_t count,
                      Bf16* out) {
   const auto mask = static_cast<__mmask16>((1u << count) - 1);
@@ -43,7 +43,7 @@ void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_
   // Unrolled, so that the values stay in registers on their way.
 #pragma GCC unroll 16
   for (std::size_t i = 0; i < 16; ++i) {
-    if (i < count) _mm512_store_si512(out + i * kPairColumns, b[i]);
+    if (i < count) _mm512_store_si512(out + i * kPanelPairValues, b[i]);
   }
 }
 
@@ -51,9 +51,9 @@ void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_
 
 void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_t count,
                      Bf16* out) {
-  for (std::size_t row = 0; row < kPanelColumns; ++row) {
+  for (std::size_t row = 0; row < kHalfColumns; ++row) {
     for (std::size_t i = 0; i < count; ++i) {
-      __builtin_memcpy(out + i * kPairColumns + 2 * row, rows[row] + 2 * (first_pair + i),
+      __builtin_memcpy(out + i * kPanelPairValues + 2 * row, rows[row] + 2 * (first_pair + i),
                        2 * sizeof(Bf16));
     }
   }
@@ -61,16 +61,14 @@ void transpose_pairs(const Bf16* const* rows, std::size_t first_pair, std::size_
 
 #endif
 
-// Keys as panels whose columns are positions, and whose K is the head's dimension.
-void pack_keys(const Bf16* const* keys, std::size_t num_positions, std::size_t head_dim,
-               Bf16* panels) {
+// Keys as panels whose columns are positions, and whose K is the head's dimension: 16 positions from
+// `first` of the tile on, half of a panel.
+void pack_keys(const Bf16* const* keys, std::size_t first, std::size_t head_dim, Bf16* panels) {
   const std::size_t num_pairs = head_dim / 2;
-  for (std::size_t first = 0; first < num_positions; first += kPanelColumns) {
-    Bf16* panel = panels + first * head_dim;
-    for (std::size_t pair = 0; pair < num_pairs; pair += 16) {
-      const std::size_t count = smaller(num_pairs - pair, 16);
-      transpose_pairs(keys + first, pair, count, panel + pair * kPairColumns);
-    }
+  const std::size_t half = first % kPanelColumns;
+  Bf16* out = panels + (first - half) * head_dim + 2 * half;
+  for (std::size_t pair = 0; pair < num_pairs; pair += 16) {
+    transpose_pairs(keys, pair, smaller(num_pairs - pair, 16), out + pair * kPanelPairValues);
   }
 }
 
@@ -82,9 +80,8 @@ inline void interleave(const Bf16* even, const Bf16* odd, std::size_t count, Bf1
   }
 }
 
-// The same for a pair of panels, whose outputs lie a panel apart.
-inline void interleave_pair(const Bf16* even, const Bf16* odd, Bf16* out) {
-  constexpr std::size_t kPanel = kPanelColumns * kTilePositions;
+// The same for all columns of a panel.
+inline void interleave_panel(const Bf16* even, const Bf16* odd, Bf16* out) {
 #if defined(EVERBATCH_AVX512)
   alignas(64) static constexpr std::uint16_t kLower[32] = {0,  32, 1,  33, 2,  34, 3,  35,
                                                            4,  36, 5,  37, 6,  38, 7,  39,
@@ -94,27 +91,26 @@ inline void interleave_pair(const Bf16* even, const Bf16* odd, Bf16* out) {
   const __m512i upper = _mm512_add_epi16(lower, _mm512_set1_epi16(16));
   const __m512i evens = _mm512_loadu_si512(even), odds = _mm512_loadu_si512(odd);
   _mm512_store_si512(out, _mm512_permutex2var_epi16(evens, lower, odds));
-  _mm512_store_si512(out + kPanel, _mm512_permutex2var_epi16(evens, upper, odds));
+  _mm512_store_si512(out + kPanelColumns, _mm512_permutex2var_epi16(evens, upper, odds));
 #else
   interleave(even, odd, kPanelColumns, out);
-  interleave(even + kPanelColumns, odd + kPanelColumns, kPanelColumns, out + kPanel);
 #endif
 }
 
-// Values as panels whose columns are the head's dimensions, and whose K is the positions.
-void pack_values(const Bf16* const* values, std::size_t num_position_pairs, std::size_t head_dim,
-                 Bf16* panels) {
-  for (std::size_t pair = 0; pair < num_position_pairs; ++pair) {
+// Values as panels whose columns are the head's dimensions, and whose K is the positions: `count` pairs
+// of them from pair `first_pair` of the tile on.
+void pack_values(const Bf16* const* values, std::size_t first_pair, std::size_t count,
+                 std::size_t head_dim, Bf16* panels) {
+  for (std::size_t pair = 0; pair < count; ++pair) {
     const Bf16* even = values[2 * pair];
     const Bf16* odd = values[2 * pair + 1];
-    Bf16* out = panels + pair * kPairColumns;
+    Bf16* out = panels + (first_pair + pair) * kPanelPairValues;
     std::size_t first = 0;
-    for (; first + kPairColumns <= head_dim; first += kPairColumns) {
-      interleave_pair(even + first, odd + first, out + first * kTilePositions);
+    for (; first + kPanelColumns <= head_dim; first += kPanelColumns) {
+      interleave_panel(even + first, odd + first, out + first * kTilePositions);
     }
-    for (; first < head_dim; first += kPanelColumns) {
-      interleave(even + first, odd + first, smaller(head_dim - first, kPanelColumns),
-                 out + first * kTilePositions);
+    if (first < head_dim) {
+      interleave(even + first, odd + first, head_dim - first, out + first * kTilePositions);
     }
   }
 }
