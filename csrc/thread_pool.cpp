@@ -12,7 +12,7 @@ namespace {
 constexpr unsigned kTaskBits = 20;
 constexpr std::uint64_t kTaskMask = (1u << kTaskBits) - 1;
 // Between two operations of a pass lie microseconds, between two passes sampling and scheduling.
-constexpr std::chrono::microseconds kLookingFor{200};
+constexpr std::chrono::microseconds kLookingFor{1000};
 constexpr int kLooksBetweenClocks = 64;
 
 std::uint64_t next_task(std::uint64_t ticket) { return ticket & kTaskMask; }
