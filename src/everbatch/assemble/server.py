@@ -5,16 +5,18 @@ and printing (cli). Called by `everbatch serve`.
 """
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Coroutine
 from socket import socket
 
 import uvloop
 
 from everbatch.assemble.access_log import AccessLogFile
 from everbatch.assemble.real import RealEngine
+from everbatch.assemble.service_manager import ServiceManager
 from everbatch.server.api_keys import ApiKeys
 from everbatch.server.app import create_app
-from everbatch.server.bridge import AsyncEngine
+from everbatch.server.bridge import AsyncEngine, EngineState
 from everbatch.server.metrics import ServerMetrics
 from everbatch.server.run import serve
 from everbatch.server.served import ServedModel
@@ -36,7 +38,7 @@ def serve_engine(
     """Serve until a signal comes, in this thread. Closes the socket, not the engine or the log.
 
     `spans` gets the span of each request, `print_line` the status lines; `on_ready` is called once
-    requests are answered.
+    requests are answered, and then a service manager is told.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         engine = _make_engine(real, settings, spans)
@@ -49,7 +51,29 @@ def serve_engine(
             keys=keys,
             log_access=None if access_log is None else access_log.write,
         )
-        runner.run(serve(app, engine, listening, settings.shutdown_grace_s, on_ready))
+        manager = ServiceManager.of(os.environ)
+
+        def tell_ready() -> None:
+            on_ready()
+            manager.tell("READY=1")
+
+        serving = serve(app, engine, listening, settings.shutdown_grace_s, tell_ready)
+        runner.run(_watched(serving, manager, engine))
+
+
+def is_well(engine: AsyncEngine) -> bool:
+    """Whether the engine lives and makes progress, so that a new process would not do better."""
+    return engine.state is not EngineState.DEAD and engine.progress.hung_s() is None
+
+
+async def _watched(
+    serving: Coroutine[None, None, None], manager: ServiceManager, engine: AsyncEngine
+) -> None:
+    signs = asyncio.create_task(manager.give_signs_of_life(lambda: is_well(engine)))
+    try:
+        await serving
+    finally:
+        signs.cancel()
 
 
 def _make_engine(real: RealEngine, settings: ServerSettings, spans: SpanSink | None) -> AsyncEngine:
