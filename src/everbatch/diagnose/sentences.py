@@ -379,7 +379,7 @@ def _entry_text(entry: Entry) -> str:
 _ENDS = {
     "stop": "ended by itself (stop)",
     "length": "ended at its limit (length)",
-    "abort": "was aborted: its client left, or the server stopped",
+    "abort": "was aborted: its client left, its max_total_s was over, or the server stopped",
     "deadline": "had not started when its deadline passed",
     "error": "ended with an error",
 }
