@@ -10,7 +10,7 @@ from repository import repository_files, shown
 
 # What every Linux has, what our own server answers, and names made up for tests: any other path
 # from the root is one of a machine.
-SYSTEM = ("bin", "dev", "mnt", "proc", "sys", "tmp", "usr")
+SYSTEM = ("bin", "dev", "etc", "mnt", "opt", "proc", "sys", "tmp", "usr", "var")
 SERVED = ("debug", "v1")
 MADE_UP = ("b", "models")
 FROM_THE_ROOT = re.compile(r"(?<![\w.~/:)\]}>*<-])/([A-Za-z][\w.-]*)/[\w.-]")

@@ -12,22 +12,77 @@ _OF_THE_KERNELS = (
     "holds: leave it out"
 )
 _FROM_THE_MODEL = "it is taken from the model's files: leave it out"
+_OF_THE_HUB = "the hub's own settings apply (HF_HOME, HF_TOKEN): leave it out"
+_OF_A_REQUEST = "each request says it: leave it out"
+_NO_GPU = "there is no GPU: leave it out"
+_A_PROXY = "a proxy in front does it (deploy/README.md): leave it out"
+_NOT_YET = "not supported yet: leave it out"
+_TOOLS = "calls are found by the model's template: leave it out"
 
-HINTS = {
+_OF_VLLM = {
     "--model": "the model is an argument: everbatch {command} MODEL",
     "--gpu-memory-utilization": "there is no GPU; give --kv-cache-memory, such as 512MiB",
     "--dtype": _OF_THE_KERNELS,
     "--kv-cache-dtype": _OF_THE_KERNELS,
     "--quantization": _OF_THE_KERNELS,
+    "--load-format": _FROM_THE_MODEL,
     "--tensor-parallel-size": _ONE_PROCESS,
     "--pipeline-parallel-size": _ONE_PROCESS,
     "--data-parallel-size": _ONE_PROCESS,
+    "--api-server-count": _ONE_PROCESS,
     "--tokenizer": _FROM_THE_MODEL,
+    "--tokenizer-mode": _FROM_THE_MODEL,
     "--chat-template": _FROM_THE_MODEL,
+    "--hf-overrides": _FROM_THE_MODEL,
+    "--revision": _OF_THE_HUB,
+    "--download-dir": _OF_THE_HUB,
     "--trust-remote-code": "no code comes with a model: leave it out",
     "--enforce-eager": "nothing is compiled: leave it out",
-    "--uvicorn-log-level": "requests are logged to a file of their own, if at all: leave it out",
+    "--max-num-queued-reqs": "give --max-queue-requests",
+    "--max-num-queued-tokens": "give --max-queue-tokens",
+    "--generation-config": "OpenAI's defaults hold, whatever the model's files say: leave it out",
+    "--enable-auto-tool-choice": _TOOLS,
+    "--tool-call-parser": _TOOLS,
+    "--speculative-config": _NOT_YET,
+    "--enable-lora": _NOT_YET,
+    "--lora-modules": _NOT_YET,
 }
+# What is of serving alone has no place in `generate`, and what to do names flags of `serve`.
+_OF_VLLM_SERVING = {
+    "--enable-log-requests": "give --access-log a file",
+    "--disable-log-stats": "give --status-interval many seconds",
+    "--uvicorn-log-level": "requests are logged to a file of their own, if at all: leave it out",
+    "--ssl-keyfile": _A_PROXY,
+    "--ssl-certfile": _A_PROXY,
+    "--root-path": _A_PROXY,
+}
+_OF_LLAMA_SERVER = {
+    "--hf-repo": "the model is an argument: everbatch {command} org/name:file.gguf",
+    "--ctx-size": "give --kv-cache-memory for all requests, --max-model-len for one",
+    "--parallel": "give --max-num-seqs",
+    "--batch-size": "give --max-num-batched-tokens",
+    "--ubatch-size": "give --max-num-batched-tokens",
+    "--gpu-layers": _NO_GPU,
+    "--n-gpu-layers": _NO_GPU,
+    "--flash-attn": "attention is always fused: leave it out",
+    "--cache-type-k": _OF_THE_KERNELS,
+    "--cache-type-v": _OF_THE_KERNELS,
+    "--mlock": "weights are packed in memory: leave it out",
+    "--no-mmap": "weights are packed in memory: leave it out",
+    "--jinja": "the model's own template runs as jinja: leave it out",
+}
+_OF_LLAMA_SERVER_SERVING = {
+    "--temp": _OF_A_REQUEST,
+    "--n-predict": _OF_A_REQUEST,
+    "--alias": "give --served-model-name",
+    "--metrics": "/metrics is always there: leave it out",
+    "--slots": "/metrics has the numbers, `everbatch explain` the requests: leave it out",
+    "--no-webui": "there is no web page: leave it out",
+}
+
+HINTS = _OF_VLLM | _OF_LLAMA_SERVER
+SERVING_HINTS = _OF_VLLM_SERVING | _OF_LLAMA_SERVER_SERVING
+"""Of `everbatch serve` alone."""
 
 
 _URL = "give --url, such as http://127.0.0.1:8000"
@@ -55,7 +110,7 @@ BENCH_HINTS = {
 }
 """Of vLLM's `bench serve`."""
 
-_BENCH = "bench serve"
+_BENCH, _SERVE = "bench serve", "serve"
 
 
 def hint(flag: str, command_path: str) -> str | None:
@@ -63,6 +118,7 @@ def hint(flag: str, command_path: str) -> str | None:
     command = command_path.partition(" ")[2]
     if command == _BENCH:
         return BENCH_HINTS.get(flag)
-    if command not in COMMANDS or flag not in HINTS:
+    if command not in COMMANDS:
         return None
-    return HINTS[flag].format(command=command)
+    known = HINTS | SERVING_HINTS if command == _SERVE else HINTS
+    return known[flag].format(command=command) if flag in known else None
