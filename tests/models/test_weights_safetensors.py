@@ -260,9 +260,9 @@ def test_a_broken_config_is_named(tmp_path: Path, content: bytes, named: str) ->
 
 def test_a_config_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     with (written(tmp_path) / "config.json").open("r+b") as file:
-        file.truncate((32 << 20) + 1)
+        file.truncate((8 << 20) + 1)
 
-    with pytest.raises(ModelLoadError, match="the limit of 33,554,432 bytes"):
+    with pytest.raises(ModelLoadError, match="the limit of 8,388,608 bytes"):
         load_model(tmp_path)
 
 

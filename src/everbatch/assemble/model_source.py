@@ -18,6 +18,7 @@ from pathlib import Path
 
 from everbatch.assemble.default_model import DEFAULT_MODEL_NAME, fetch_default_model
 from everbatch.base.errors import ModelLoadError
+from everbatch.base.paths import exists
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much is done."""
@@ -49,7 +50,7 @@ def resolve_model(
     tell = progress or _silence
     if model:
         path = Path(model).expanduser()
-        if path.exists():
+        if exists(path):
             return ModelPath(_checked_local(path), _last_part(path) or model)
     if model is None or model == DEFAULT_MODEL_NAME:
         return ModelPath(fetch_default_model(cache_dir, tell), DEFAULT_MODEL_NAME)

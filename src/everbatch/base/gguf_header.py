@@ -34,6 +34,8 @@ MAX_TENSORS = 65_536
 MAX_NAME_BYTES = 65_535
 MAX_STRING_BYTES = 16 << 20
 MAX_ARRAY_LENGTH = 4 << 20
+MAX_ITEMS = 8 << 20
+"""In all arrays: each is an object of up to 60 bytes, whatever it is in the file."""
 MAX_HEADER_BYTES = 256 << 20
 MAX_ALIGNMENT = 65_536
 MAX_DIMS = 4
@@ -160,6 +162,7 @@ class _Reader:
         self._window = b""
         self._start = 0  # offset of the window's first byte
         self._next = 0  # index into the window
+        self.num_items = 0  # of all arrays so far
 
     @property
     def position(self) -> int:
@@ -251,6 +254,12 @@ def _read_value(reader: _Reader, key: str) -> object:
     (length,) = reader.read_struct(_U64, f"the length of {key!r}")
     if length > MAX_ARRAY_LENGTH:
         reader.fail(f"{what} has {length:,} items, the limit is {MAX_ARRAY_LENGTH:,}")
+    reader.num_items += length
+    if reader.num_items > MAX_ITEMS:
+        reader.fail(
+            f"{what} makes {reader.num_items:,} items in all arrays, the limit is {MAX_ITEMS:,}"
+            f"{_DAMAGED}"
+        )
     if item_type == _ARRAY:
         reader.fail(f"{what} is an array of arrays, which is not supported")
     return _read_items(reader, item_type, length, what)

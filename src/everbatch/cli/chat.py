@@ -179,7 +179,7 @@ def _message(response: httpx.Response) -> str:
 def _check_server(client: httpx.Client, url: str) -> None:
     try:
         response = client.get("/v1/models", timeout=CHECK_TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise EverbatchError(
             f"no server answers at {url} ({error}): start one with `everbatch serve`, or give its "
             "URL as `everbatch chat URL`"

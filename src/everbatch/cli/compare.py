@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from everbatch.base.errors import ConfigError
+from everbatch.base.paths import exists, is_folder
 from everbatch.cli.run_progress import run_progress
 from everbatch.sim.comparison import Comparison, check_summary, compare
 from everbatch.sim.run import RunOptions, simulate
@@ -66,7 +67,7 @@ def command(a: str, b: str | None, settings: tuple[str, ...], anyway: bool, as_j
 def _read(name: str) -> Scenario | Summary:
     """Read a scenario, or a saved summary."""
     path = Path("/dev/stdin" if name == STANDARD_INPUT else name)
-    if not path.exists() or path.is_dir():
+    if not exists(path) or is_folder(path):
         return find_scenario(name)
     text = read_text(path)
     saved = _saved_summary(text, str(path))

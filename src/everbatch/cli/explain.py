@@ -128,7 +128,7 @@ def _fetch(url: str, api_key: str | None) -> str:
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         answer = httpx.get(base + EVENTS_PATH, headers=headers, timeout=FETCH_TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise EverbatchError(
             f"no server answers at {url} ({error}): start one with `everbatch serve`, or give the "
             "file of its --event-log"

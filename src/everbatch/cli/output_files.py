@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TextIO
 
 from everbatch.base.errors import ConfigError, EverbatchError
+from everbatch.base.paths import exists, is_file
 
 BUFFER_BYTES = 1 << 20
 
@@ -47,7 +48,7 @@ class OutputFiles:
         """Open a file to write, or give None for no path; `option` is named in errors."""
         if path is None:
             return None
-        is_direct = path.exists() and not path.is_file()
+        is_direct = exists(path) and not is_file(path)
         # What /dev/stdout leads to may be a pipe, which has no name that can be opened.
         place = path.absolute() if is_direct else Path(os.path.realpath(path))
         if any(place == other for _, other, _ in self._open):
@@ -86,7 +87,7 @@ class OutputFiles:
 
 def is_same_file(one: Path, other: Path) -> bool:
     """Whether two paths lead to one file, by whatever names; False where one of them is none."""
-    return one.exists() and other.exists() and one.samefile(other)
+    return exists(one) and exists(other) and one.samefile(other)
 
 
 def _remove(entry: _Entry) -> None:

@@ -7,6 +7,8 @@ running server.
 import re
 from pathlib import Path
 
+from everbatch.base.paths import exists
+
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}(/v1)?/?")
 
 
@@ -20,4 +22,4 @@ def is_server(given: str) -> bool:
     """Whether a server is meant, not a file: by a URL, or host:port if no file has that name."""
     if given.startswith(("http://", "https://")):
         return True
-    return _HOST_AND_PORT.fullmatch(given) is not None and not Path(given).exists()
+    return _HOST_AND_PORT.fullmatch(given) is not None and not exists(Path(given))

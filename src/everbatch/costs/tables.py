@@ -13,6 +13,7 @@ from typing import Any
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import did_you_mean, shown
+from everbatch.base.paths import is_folder
 
 MAX_FILE_BYTES = 1 << 20
 """A device has some ten lines, a config.json some hundred."""
@@ -50,7 +51,7 @@ def find_table(
         return tables[name], name
     path = folder / name
     takes_config = kind == "model"
-    if takes_config and path.is_dir():
+    if takes_config and is_folder(path):
         path /= _CONFIG
     if path.suffix == ".toml":
         return _read(path, kind), path.stem

@@ -219,9 +219,11 @@ class Scribe:
             )
         )
         is_whole = self.life.arrival_t is not None
-        if is_whole and self.life.first_token_t is None and event.output_tokens:
+        runs = self.life.runs()
+        # A damaged log may lack the step that it ran in.
+        if is_whole and self.life.first_token_t is None and event.output_tokens and runs:
             # Its first output was its last.
-            self.life.first_token_t = self.life.runs()[-1].to_t
+            self.life.first_token_t = runs[-1].to_t
 
     # Steps
 

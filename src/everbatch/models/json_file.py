@@ -6,11 +6,13 @@ Called by weights.py and safetensors_files.py.
 import json
 from pathlib import Path
 
+from everbatch.base.duplicates import first_twice
 from everbatch.base.errors import ModelLoadError
 from everbatch.models.file_errors import reading
 
-# config.json has some kilobytes, the index of the largest models some hundred.
-MAX_JSON_BYTES = 32 << 20
+# config.json has some kilobytes, the index of the largest models some hundred. Python makes twenty
+# bytes of one where a file is all brackets.
+MAX_JSON_BYTES = 8 << 20
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -31,8 +33,7 @@ def parse_object(raw: bytes, what: str) -> dict[str, object]:
     def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)
         if len(values) != len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in values if keys.count(key) > 1)
+            twice = first_twice(key for key, _ in pairs)
             raise ModelLoadError(f"{what}: the key {twice!r:.80} appears twice")
         return values
 

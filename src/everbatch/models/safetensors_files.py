@@ -24,7 +24,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 # A shard's header has some 100 bytes a tensor; the format's own limit of 100 MB would let a hostile
 # file make Python build gigabytes of objects.
-MAX_HEADER_BYTES = 32 << 20
+MAX_HEADER_BYTES = 8 << 20
 MAX_DIMS = 8
 
 _OTHER_TYPES = ("F64", "F8_E4M3", "F8_E5M2", "I64", "I32", "I16", "I8", "U8", "BOOL")

@@ -27,6 +27,7 @@ from everbatch.base.events import (
     StepRan,
 )
 from everbatch.base.fields import shown
+from everbatch.base.paths import is_file
 from everbatch.base.sample_ids import sample_ids
 from everbatch.base.units import div_ceil
 from everbatch.costs.work import StepWork
@@ -85,7 +86,7 @@ class RecordedLog:
 
 def read_log(path: Path, progress: BytesRead | None = None) -> RecordedLog:
     """Read a log; ConfigError or EventLogError say what is wrong with it."""
-    if not path.is_file():
+    if not is_file(path):
         raise ConfigError(f"the event log {path} is read twice, so it must be a file: save it")
     try:
         with _open(path) as file:

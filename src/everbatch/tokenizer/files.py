@@ -11,6 +11,7 @@ Belongs here: which files are read, and which of them wins. Not here: what the t
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ from tokenizers import Tokenizer as Backend
 from everbatch.base.errors import ModelLoadError, UnsupportedModel
 from everbatch.tokenizer.parts import TokenizerParts, surround
 
-MAX_FILE_BYTES = 256 * 2**20
+# The largest vocabularies have 33 MB. The other files are read by Python, which makes ten bytes of
+# one; 6,000 added tokens are 1.1 MB.
+MAX_FILE_BYTES = 128 * 2**20
+MAX_CONFIG_BYTES = 8 * 2**20
+MAX_ID_DIGITS = 10
 
 _NAMED_TOKENS = (
     "bos_token",
@@ -61,7 +66,7 @@ def _read_backend(directory: Path) -> Backend:
     path = directory / "tokenizer.json"
     if not path.is_file():
         _refuse_without_json(directory)
-    text = _read_text(path)
+    text = _read_text(path, MAX_FILE_BYTES)
     try:
         backend = Backend.from_str(text)
     except Exception as error:
@@ -82,11 +87,11 @@ def _refuse_without_json(directory: Path) -> None:
     raise ModelLoadError(f"{directory} has no tokenizer.json")
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
     try:
         size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ModelLoadError(f"{path} has {size:,} bytes, the limit is {MAX_FILE_BYTES:,}")
+        if size > max_bytes:
+            raise ModelLoadError(f"{path} has {size:,} bytes, the limit is {max_bytes:,}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
@@ -100,7 +105,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(_read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
+        # ValueError: not JSON, or a number with thousands of digits.
         raise ModelLoadError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} must hold an object, it holds a {type(value).__name__}")
@@ -137,6 +143,8 @@ def _mark_special(
     for name in _LISTED_TOKENS:
         listed = named.get(name) or []
         items = listed.values() if isinstance(listed, dict) else listed
+        if not isinstance(items, Iterable):
+            raise ModelLoadError(f"tokenizer_config.json: {name} is {listed!r:.40}, not a list")
         contents += [text for item in items if (text := _content(item))]
     by_content = {text: backend.token_to_id(text) for text in contents}
     known = {text: index for text, index in by_content.items() if index is not None}
@@ -156,8 +164,10 @@ def _added_tokens_decoder(config: dict[str, Any]) -> list[tuple[int, AddedToken]
     tokens = []
     for key, entry in entries.items():
         content = _content(entry)
-        if not content or not key.isdecimal():
-            raise ModelLoadError(f"tokenizer_config.json: added_tokens_decoder[{key!r}] is broken")
+        if not content or not key.isdecimal() or len(key) > MAX_ID_DIGITS:
+            raise ModelLoadError(
+                f"tokenizer_config.json: added_tokens_decoder[{key!r:.40}] is broken"
+            )
         names = ("single_word", "lstrip", "rstrip", "normalized", "special")
         flags = {name: entry[name] is True for name in names if name in entry}
         tokens.append((int(key), AddedToken(content, **flags)))
@@ -168,7 +178,15 @@ def _content(token: object) -> str | None:
     """The written form of a token, given as a string or as an object with `content`."""
     if isinstance(token, dict):
         token = token.get("content")
-    return token if isinstance(token, str) and token else None
+    if not isinstance(token, str) or not token:
+        return None
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        raise ModelLoadError(
+            f"tokenizer_config.json: the token {token!r:.40} has half a character of UTF-16"
+        ) from None
+    return token
 
 
 def _id_of(backend: Backend, named: dict[str, Any], name: str) -> int | None:
@@ -207,7 +225,8 @@ def _read_template(directory: Path, config: dict[str, Any]) -> str | None:
     path = directory / "chat_template.json"
     value = _read_json(path).get("chat_template", config.get("chat_template"))
     if isinstance(value, list):
-        value = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        named = [item for item in value if isinstance(item, dict)]
+        value = {str(item.get("name")): item.get("template") for item in named}
     if isinstance(value, dict):
         value = value.get("default")
     if value is not None and not isinstance(value, str):

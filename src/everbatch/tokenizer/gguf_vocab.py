@@ -25,6 +25,10 @@ from everbatch.tokenizer.spelling import SPACE_MARK
 _END_OF_TURN_NAMES = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>")
 
 
+MAX_COPIED_CHARS = 1 << 30
+"""Llama 2's 32,000 pieces need 1.3 million; as many as this take a second."""
+
+
 class TokenType(IntEnum):
     """Kinds of tokens in `tokenizer.ggml.token_type`. Source: llama.h, llama_token_type."""
 
@@ -94,7 +98,10 @@ class _Keys:
 
     def types(self) -> list[int]:
         """One kind a token; all are normal where the file does not say."""
-        return [int(kind) for kind in self._numbers("token_type", float(TokenType.NORMAL))]
+        kinds = self._numbers("token_type", TokenType.NORMAL)
+        if not all(isinstance(kind, int) for kind in kinds):
+            raise ModelLoadError("the GGUF file's tokenizer.ggml.token_type is no list of integers")
+        return [int(kind) for kind in kinds]
 
     def scores(self) -> list[float]:
         if "tokenizer.ggml.scores" not in self._metadata:
@@ -225,6 +232,14 @@ def _implied_merges(pieces: dict[str, float], vocabulary: dict[str, int]) -> lis
     It merges the neighbours whose joint piece scores highest. Source: sentencepiece,
     bpe_model.cc."""
     ranked: list[tuple[float, int, int, int]] = []
+    # Cutting a piece everywhere copies it once for each character.
+    num_copied = sum(len(piece) ** 2 for piece in pieces)
+    if num_copied > MAX_COPIED_CHARS:
+        longest = max(map(len, pieces))
+        raise ModelLoadError(
+            "the GGUF file's tokens are too long to find their merges (the longest has "
+            f"{longest:,} characters): the file is damaged, or no model: download it again"
+        )
     for piece, score in pieces.items():
         for cut in range(1, len(piece)):
             if piece[:cut] in pieces and piece[cut:] in pieces:

@@ -9,11 +9,12 @@ API.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from everbatch.base.errors import InvalidRequest
+from everbatch.base.errors import InvalidRequest, ModelLoadError
 from everbatch.base.gguf_header import read_gguf_metadata
 from everbatch.tokenizer.chat_template import ChatTemplate
 from everbatch.tokenizer.files import parts_from_directory
 from everbatch.tokenizer.gguf_vocab import parts_from_gguf
+from everbatch.tokenizer.panics import panics_are
 from everbatch.tokenizer.parts import TokenizerParts
 from everbatch.tokenizer.spelling import Spelling, spelling_of
 
@@ -53,14 +54,16 @@ class Tokenizer:
     def from_path(cls, path: Path) -> "Tokenizer":
         """Load the tokenizer of a model: a directory, or a .gguf file.
         Raises ModelLoadError naming the file and what is wrong with it."""
-        if path.is_dir():
+        if not path.is_dir():
+            return cls.from_gguf_metadata(read_gguf_metadata(path))
+        with panics_are(_broken):
             return cls(parts_from_directory(path))
-        return cls.from_gguf_metadata(read_gguf_metadata(path))
 
     @classmethod
     def from_gguf_metadata(cls, metadata: Mapping[str, object]) -> "Tokenizer":
         """Build the tokenizer from a GGUF header that was read already."""
-        return cls(parts_from_gguf(metadata))
+        with panics_are(_broken):
+            return cls(parts_from_gguf(metadata))
 
     @property
     def strips_leading_space(self) -> bool:
@@ -69,7 +72,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Give the ids of `text`, with bos or eos around it where the model wants them.
-        Raises InvalidRequest when the text holds half of a surrogate pair."""
+        Raises InvalidRequest when the text holds half of a surrogate pair, or is one at which a
+        broken vocabulary breaks."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -79,7 +83,10 @@ class Tokenizer:
                 f"U+{code:04X}; send UTF-8, or both halves of the pair"
             ) from error
         # The batch call lets other threads run meanwhile, the plain one does not (tokenizers 0.23).
-        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with panics_are(_cannot_encode):
+            [encoding] = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
         return encoding.ids
 
     def decode(
@@ -107,6 +114,14 @@ class Tokenizer:
 
     def _written(self, token_id: int | None) -> str | None:
         return None if token_id is None else self._backend.id_to_token(token_id)
+
+
+def _broken(problem: str) -> ModelLoadError:
+    return ModelLoadError(f"the model's tokenizer is broken ({problem}): download it again")
+
+
+def _cannot_encode(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"the model's tokenizer cannot encode this text: {problem}")
 
 
 class _BytesById(dict[int, bytes]):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import did_you_mean, shown
+from everbatch.base.paths import exists, is_folder
 from everbatch.workload.scenario import Scenario, parse_scenario, read_scenario
 
 _FOLDER = "builtin"
@@ -48,7 +49,7 @@ def template_text() -> str:
 def find_scenario(name: str) -> Scenario:
     """Read the scenario file `name`, "-" for standard input, or else the built-in one."""
     path = Path("/dev/stdin" if name == "-" else name)
-    if path.exists() and not path.is_dir():
+    if exists(path) and not is_folder(path):
         return read_scenario(path)
     names = builtin_names()
     if name in names:

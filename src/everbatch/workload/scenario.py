@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from everbatch.base.duplicates import first_twice
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import Fields, is_writable, shown
 from everbatch.costs.device import Device
@@ -241,8 +242,7 @@ def _parse(text: str) -> object:
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = first_twice(name for name, _ in pairs)
         raise ValueError(f"the key {shown(twice)} comes twice in one object")
     return table
 

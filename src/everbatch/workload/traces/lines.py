@@ -15,8 +15,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
+from everbatch.base.duplicates import first_twice
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import shown
+from everbatch.base.paths import exists, is_file
 from everbatch.workload.traces.rows import broken
 
 MAX_LINE_BYTES = 16 << 20
@@ -30,8 +32,8 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_file():
-            what = "is not a file" if path.exists() else "does not exist"
+        if not is_file(path):
+            what = "is not a file" if exists(path) else "does not exist"
             raise ConfigError(f"the trace {path} {what}")
         self.num_bytes = path.stat().st_size
         self.num_bytes_read = 0
@@ -92,8 +94,8 @@ class TraceFile:
 def header_of(line: str) -> list[str]:
     """Give the names in a CSV file's first line; ConfigError if one comes twice."""
     names = _quoted(line, 1)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    twice = first_twice(names)
+    if twice is not None:
         raise broken(1, f"the column {shown(twice)} comes twice")
     return names
 
