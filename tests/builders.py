@@ -94,8 +94,10 @@ class PlanChecker:
     def tokens(self) -> TokenStore:
         return self
 
-    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
-        return self.store.read(request_id, payload, sample, start, stop)
+    def read(
+        self, request_id: str, payload: object, sample: int, blocks: range, block_size: int
+    ) -> list[bytes]:
+        return self.store.read(request_id, payload, sample, blocks, block_size)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         assert self.engine is not None

@@ -101,11 +101,11 @@ class FailingStore:
         self._tokens = tokens
         self.reads_left = failing_read
 
-    def read(self, request_id, payload, sample, start, stop):
+    def read(self, *which):
         self.reads_left -= 1
         if self.reads_left == 0:
             raise ExecutorError("the token store was told to fail")
-        return self._tokens.read(request_id, payload, sample, start, stop)
+        return self._tokens.read(*which)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from strategies import FULL, QUICK
 
 from everbatch.kv_cache.block_pool import BlockPool
-from everbatch.kv_cache.content import ContentChain, hash_block, root_digest
+from everbatch.kv_cache.content import ContentChain, hash_block, in_blocks, root_digest
 from everbatch.kv_cache.verify import verify_pool
 
 BLOCK_SIZE = 2
@@ -120,7 +120,8 @@ class PoolMachine(RuleBasedStateMachine):
         """A text is looked up, and its blocks are taken if there are enough."""
         chain = ContentChain(root_digest(salt), BLOCK_SIZE, self.hasher)
         num_full = len(tokens) // BLOCK_SIZE
-        chain.extend(array("i", tokens[: num_full * BLOCK_SIZE]).tobytes())
+        full = array("i", tokens[: num_full * BLOCK_SIZE])
+        chain.extend(in_blocks(full.tobytes(), BLOCK_SIZE))
         reader = Reader(salt, tokens, chain, [])
         hits = self.pool.match(chain, (len(tokens) - 1) // BLOCK_SIZE)
         for index, block in enumerate(hits):

@@ -47,9 +47,9 @@ def run(scenario: Scenario, *, leaps: bool) -> tuple[dict, str, int]:
     return simulated.run(), log.getvalue(), num_plans
 
 
-def zeros(text: SimulatedText, start: int, stop: int, sample: int = 0) -> bytes:
+def zeros(text: SimulatedText, blocks: range, block_size: int, sample: int = 0) -> list[bytes]:
     """Read token ids as if all were 0."""
-    return bytes(4 * (stop - start))
+    return [bytes(4 * block_size)] * len(blocks)
 
 
 def both_ways(scenario: Scenario) -> tuple[int, int]:

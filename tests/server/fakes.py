@@ -25,6 +25,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from everbatch.engine.engine import Engine, EngineRequest
 from everbatch.engine.executor import EmittedTokens, TokenLogprobs
+from everbatch.kv_cache.content import in_blocks
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import StepOutcome, StepPlan
 from everbatch.server.api_keys import ApiKeys
@@ -154,10 +155,13 @@ class SpeakingExecutor:
     def tokens(self) -> "SpeakingExecutor":
         return self
 
-    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
+    def read(
+        self, request_id: str, payload: object, sample: int, blocks: range, block_size: int
+    ) -> list[bytes]:
         assert isinstance(payload, EngineRequest)
         tokens = [*prompt_of(payload), *self._outputs.get(request_id, [])]
-        return array("i", tokens[start:stop]).tobytes()
+        known = tokens[blocks.start * block_size : blocks.stop * block_size]
+        return in_blocks(array("i", known).tobytes(), block_size)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         self.gate.pass_through()

@@ -13,6 +13,7 @@ from zlib import crc32
 
 from everbatch.base.errors import ExecutorError
 from everbatch.engine.executor import EmittedTokens
+from everbatch.kv_cache.content import in_blocks
 from everbatch.scheduler.plan import Admission, PrefillChunk, StepOutcome, StepPlan
 
 VOCAB_SIZE = 50_000
@@ -60,15 +61,18 @@ class ScriptedExecutor:
     def tokens(self) -> "ScriptedExecutor":
         return self
 
-    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
+    def read(
+        self, request_id: str, payload: object, sample: int, blocks: range, block_size: int
+    ) -> list[bytes]:
         """Give token ids as bytes (scheduler.plan.TokenStore)."""
         slot = self._slot_of.get(request_id)
         row = self._kept.get(request_id) if slot is None else self._rows[slot]
         # An id may come again with another request once the first has ended.
         known = row is not None and row.payload is payload
         tokens = row.tokens if row is not None and known else self.prompt_of(payload)
+        start, stop = blocks.start * block_size, blocks.stop * block_size
         assert stop <= len(tokens), "tokens that nobody knows were asked for"
-        return array("i", tokens[start:stop]).tobytes()
+        return in_blocks(array("i", tokens[start:stop]).tobytes(), block_size)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Carry out a plan, checking it on the way."""

@@ -7,12 +7,13 @@ running request costs nothing in a pass in which it only decodes: like the sched
 keeps a calendar, and the work of all decodes is a sum that grows by their number. Called by sim.
 
 Token ids are those of streams handed in as ranges and arrays. They are read only for prefix caching
-(TokenStore), as slices.
+(TokenStore), as runs.
 """
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import TypeAlias
 
 from everbatch.base.clock import VirtualClock
@@ -25,9 +26,8 @@ from everbatch.scheduler.plan import Admission, PrefillChunk, StepOutcome, StepP
 
 NOTHING_TO_STREAM = EmittedTokens((), (), None)
 
-IDS_A_PAGE = 256
-_ONES = int.from_bytes(b"\1\0\0\0" * IDS_A_PAGE, "little")
-_COUNTING = int.from_bytes(b"".join(i.to_bytes(4, "little") for i in range(IDS_A_PAGE)), "little")
+_RUN = Struct("<iI")
+"""The first id of a run, and how many follow each other."""
 
 Piece: TypeAlias = "range | array[int]"
 """Consecutive ids, or ids as they are written; both are sliced, not walked through."""
@@ -44,45 +44,61 @@ class OneTick(TokensAlone):
 class SimulatedText:
     """A request's token ids, prompt and outputs, piece by piece; 32-bit integers.
 
-    `output_tokens` is the number of outputs after which the model ends by itself; the last piece
-    are those of the first sample, `other_outputs` those of the others.
+    Written ids are not negative; ranges are of negative ids. `output_tokens` is the number of
+    outputs after which the model ends by itself; the last piece are those of the first sample,
+    `other_outputs` those of the others.
     """
 
     pieces: tuple[Piece, ...]
     output_tokens: int
     other_outputs: tuple[Piece, ...] = ()
 
-    def read(self, start: int, stop: int, sample: int = 0) -> bytes:
-        """Give the ids [start, stop) of a sample as little-endian 32-bit integers."""
-        parts: list[bytes] = []
+    def read(self, blocks: range, block_size: int, sample: int = 0) -> list[bytes]:
+        """Give what these blocks of a sample hold: equal bytes where the ids are, and only there.
+
+        Nothing is made token by token: a run of negative ids is its first id and its length,
+        adjacent runs are one, and other ids are written as they are.
+        """
         outputs = self.other_outputs[sample - 1] if sample else self.pieces[-1]
+        found: list[bytes] = []
+        parts: list[Piece] = []
+        start, left = blocks.start * block_size, len(blocks) * block_size
+        room = block_size
         for piece in (*self.pieces[:-1], outputs):
-            if stop <= 0:
-                break
-            if start < len(piece):
-                parts.append(_bytes_of(piece[max(0, start) : stop]))
-            start, stop = start - len(piece), stop - len(piece)
-        assert stop <= 0, "tokens that nobody knows were asked for"
-        return b"".join(parts)
+            while start < len(piece) and left:
+                part = piece[start : start + room]
+                parts.append(part)
+                start += len(part)
+                left -= len(part)
+                room -= len(part)
+                if not room:
+                    found.append(_joined(parts))
+                    parts, room = [], block_size
+            if not left:
+                return found
+            start -= len(piece)
+        raise AssertionError("tokens that nobody knows were asked for")
 
 
-def _bytes_of(piece: Piece) -> bytes:
-    """Give ids as little-endian 32-bit integers."""
-    if isinstance(piece, range) and not piece.start < 0 < piece.stop:
-        pages = [_page(start) for start in range(piece.start, piece.stop, IDS_A_PAGE)]
-        return b"".join(pages)[: 4 * len(piece)]
-    return array("i", piece).tobytes()
+def _joined(parts: list[Piece]) -> bytes:
+    """Give ids as bytes from which they can be told: runs of negative ones, others as they are."""
+    texts: list[bytes] = []
+    run = range(0)
+    for part in parts:
+        if not isinstance(part, range):
+            texts += [_run_bytes(run), part.tobytes()]
+            run = range(0)
+        elif part.start == run.stop and run:
+            run = range(run.start, part.stop)
+        else:
+            texts.append(_run_bytes(run))
+            run = part
+    return b"".join((*texts, _run_bytes(run)))
 
 
-def _page(start: int) -> bytes:
-    """Give the bytes of the ids from `start` on.
-
-    As one addition of long integers, a lane of 32 bits an id: a tenth of what it takes to make an
-    array of a range. What is carried out of the lane of -1 changes later lanes alone, in which
-    there are no ids of a range that ends there.
-    """
-    lanes = _COUNTING + (start & 0xFFFFFFFF) * _ONES
-    return lanes.to_bytes(4 * IDS_A_PAGE + 4, "little")[:-4]
+def _run_bytes(run: range) -> bytes:
+    assert run.stop <= 0, "a run of ids that could be written ones"
+    return _RUN.pack(run.start, len(run)) if run else b""
 
 
 @dataclass(slots=True)
@@ -123,9 +139,11 @@ class SimulatedExecutor:
     def tokens(self) -> "SimulatedExecutor":
         return self
 
-    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
-        """Give token ids as bytes (scheduler.plan.TokenStore)."""
-        return _text_of(payload).read(start, stop, sample)
+    def read(
+        self, request_id: str, payload: object, sample: int, blocks: range, block_size: int
+    ) -> list[bytes]:
+        """Give what blocks hold, as runs (scheduler.plan.TokenStore)."""
+        return _text_of(payload).read(blocks, block_size, sample)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Let one pass go by; gives who ended by itself in it."""

@@ -8,14 +8,14 @@ nothing else, so they are the same in every process. Source: vLLM v1, kv_cache_u
 A hash is a hint, not a proof: the pool compares tokens and parents as well (block_pool.match).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
 DIGEST_BYTES = 16
 TOKEN_BYTES = 4
-"""Token ids travel as little-endian 32-bit integers."""
+"""Of a token id, a little-endian 32-bit integer."""
 
 BlockHasher = Callable[[bytes, bytes], bytes]
 
@@ -25,6 +25,14 @@ class BlockContent(NamedTuple):
 
     digest: bytes
     tokens: bytes
+    """Or what stands for them, and for no others (scheduler.plan.TokenStore)."""
+
+
+def in_blocks(tokens: bytes, block_size: int) -> list[bytes]:
+    """Cut the bytes of token ids into those of blocks; there is no rest."""
+    width = block_size * TOKEN_BYTES
+    assert len(tokens) % width == 0
+    return [tokens[start : start + width] for start in range(0, len(tokens), width)]
 
 
 def root_digest(cache_salt: str) -> bytes:
@@ -51,19 +59,12 @@ class ContentChain:
     contents: list[BlockContent] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)
 
-    def extend(self, tokens: bytes) -> None:
-        """Read on: `tokens` are the bytes of any number of whole further blocks."""
-        width = self.block_size * TOKEN_BYTES
+    def extend(self, blocks: Iterable[bytes]) -> None:
+        """Read on: what the next whole blocks hold."""
         parent = self.contents[-1].digest if self.contents else self.salt_digest
-        if len(tokens) == width:
-            # One block at a time is what decoding brings.
-            self.contents.append(BlockContent(self.hasher(parent, tokens), tokens))
-            return
-        assert len(tokens) % width == 0
-        for start in range(0, len(tokens), width):
-            block_tokens = tokens[start : start + width]
-            parent = self.hasher(parent, block_tokens)
-            self.contents.append(BlockContent(parent, block_tokens))
+        for tokens in blocks:
+            parent = self.hasher(parent, tokens)
+            self.contents.append(BlockContent(parent, tokens))
 
     def copy(self) -> "ContentChain":
         """Give a chain that grows on its own from here."""

@@ -20,6 +20,7 @@ class ContentReader:
         assert chain is not None
         num_known = len(chain.contents)
         if num_known < num_blocks:
-            start, stop = num_known * block_size, num_blocks * block_size
-            sample = request.sample
-            chain.extend(self._tokens.read(request.id, request.payload, sample, start, stop))
+            unknown, sample = range(num_known, num_blocks), request.sample
+            chain.extend(
+                self._tokens.read(request.id, request.payload, sample, unknown, block_size)
+            )

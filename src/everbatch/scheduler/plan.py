@@ -131,9 +131,13 @@ class StepOutcome:
 class TokenStore(Protocol):
     """Where token ids live. The scheduler asks only for what it must hash."""
 
-    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
-        """Give tokens [start, stop) of prompt + outputs, as little-endian 32-bit integers.
+    def read(
+        self, request_id: str, payload: object, sample: int, blocks: range, block_size: int
+    ) -> list[bytes]:
+        """Give what these blocks of prompt + outputs hold, each as bytes that hold all of it.
 
+        That is the tokens as little-endian 32-bit integers (kv_cache.content.in_blocks), or
+        whatever else is equal where the tokens are and nowhere else. All of them are known.
         `sample` tells the samples of one payload apart; an id may come again with another payload.
         """
         ...

@@ -47,6 +47,8 @@ class TextMaker:
     def _named(self, name: str, count: int) -> list[range]:
         """Give the first `count` ids of a stream."""
         stream = self._streams.setdefault(name, [])
+        if len(stream) == 1 and len(stream[0]) == count:
+            return stream
         pieces: list[range] = []
         for piece in stream:
             pieces.append(piece[:count])

@@ -8,6 +8,7 @@ times is handed in, so that each clock brings its own. Called by scenario.py.
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.fields import Fields, shown
@@ -43,8 +44,7 @@ TimeReader = Callable[[Fields, str], int | None]
 """Reads a key as a time; None if the key is absent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A piece of a prompt: the first `tokens` ids of the stream called `text`.
 
     Equal names are equal streams. Without a name the ids are private to the request.

@@ -2,6 +2,8 @@
 
 from array import array
 from dataclasses import replace
+from itertools import pairwise
+from random import Random
 
 import pytest
 
@@ -157,37 +159,62 @@ def test_the_work_of_chunks_is_what_they_compute_and_read():
     assert works[2] == StepWork(2, 20, num_logits=2)
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "ids"),
-    [
-        (0, 4, [0, 1, 2, 3]),
-        (3, 6, [3, 50, 60]),
-        (4, 9, [50, 60, 70, -9, -8]),
-        (6, 6, []),
-        (8, 10, [-8, -7]),
-    ],
-)
-def test_a_text_is_read_across_its_pieces(start, stop, ids):
-    text = SimulatedText((range(4), array("i", [50, 60, 70]), range(-9, -5)), 4)
-
-    assert text.read(start, stop) == array("i", ids).tobytes()
+def ids_in(block: bytes) -> list[int]:
+    """Take what was read apart: ids that are not negative, and (first, count) of runs of others."""
+    words, ids = iter(array("i", block)), []
+    for word in words:
+        ids += range(word, word + next(words)) if word < 0 else [word]
+    return ids
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        range(-(1 << 31), -(1 << 31) + 700),
-        range(-300, 0),
-        range(-5, 3),
-        range(65_300, 65_900),
-        range(1 << 30, (1 << 30) + 257),
-    ],
-    ids=str,
-)
-def test_ranges_of_ids_are_read_as_they_would_be_written(ids):
-    assert SimulatedText((ids,), 1).read(0, len(ids)) == array("i", ids).tobytes()
+PIECES = (array("i", [50, 60, 70]), range(-9, -5), range(-5, -2), array("i", [7]), range(-9, -4))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 5, 8, 16])
+def test_a_text_is_read_across_its_pieces(block_size):
+    ids = [token for piece in PIECES for token in piece]
+    num_blocks = len(ids) // block_size
+
+    for start in range(num_blocks + 1):
+        for stop in range(start, num_blocks + 1):
+            blocks = SimulatedText(PIECES, 4).read(range(start, stop), block_size)
+
+            assert [token for block in blocks for token in ids_in(block)] == ids[
+                start * block_size : stop * block_size
+            ]
+            assert all(len(ids_in(block)) == block_size for block in blocks)
+
+
+def test_equal_ids_are_equal_bytes_however_they_are_cut():
+    ids = [*range(-20, -4), 3, 4, 5, *range(-9, -4)]
+    draw = Random(1)
+    whole = SimulatedText((range(-20, -4), array("i", [3, 4, 5]), range(-9, -4)), 1)
+    for _ in range(50):
+        cuts = sorted({0, 16, 19, 24, *(draw.randrange(24) for _ in range(4))})
+        parts = [ids[start:stop] for start, stop in pairwise(cuts)]
+        pieces = [
+            range(part[0], part[-1] + 1) if part[0] < 0 else array("i", part) for part in parts
+        ]
+        for block_size in (2, 3, 8, 24):
+            blocks = range(24 // block_size)
+            assert whole.read(blocks, block_size) == SimulatedText((*pieces,), 1).read(
+                blocks, block_size
+            )
+
+
+def test_samples_read_their_own_outputs():
+    text = SimulatedText((range(-8, -4), range(-4, -2)), 2, (range(-2, 0),))
+
+    assert text.read(range(3), 2, 0)[:2] == text.read(range(3), 2, 1)[:2]
+    assert ids_in(text.read(range(2, 3), 2, 0)[0]) == [-4, -3]
+    assert ids_in(text.read(range(2, 3), 2, 1)[0]) == [-2, -1]
 
 
 def test_reading_beyond_a_text_is_a_bug():
     with pytest.raises(AssertionError):
-        SimulatedText((range(4),), 1).read(2, 5)
+        SimulatedText((range(-4, 0),), 1).read(range(1, 3), 2)
+
+
+def test_a_run_of_ids_that_could_be_written_is_a_bug():
+    with pytest.raises(AssertionError):
+        SimulatedText((range(-2, 2),), 1).read(range(1), 4)

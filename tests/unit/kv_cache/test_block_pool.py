@@ -6,7 +6,7 @@ import pytest
 
 from everbatch.base.errors import InvariantViolation
 from everbatch.kv_cache.block_pool import BlockPool
-from everbatch.kv_cache.content import ContentChain, hash_block, root_digest
+from everbatch.kv_cache.content import ContentChain, hash_block, in_blocks, root_digest
 from everbatch.kv_cache.verify import verify_pool
 
 SIZE = 2
@@ -16,7 +16,7 @@ SIZE = 2
 def chain_of(tokens, *, salt="", hasher=hash_block, block_size=SIZE):
     chain = ContentChain(root_digest(salt), block_size, hasher)
     num_whole = len(tokens) // block_size * block_size
-    chain.extend(array("i", tokens[:num_whole]).tobytes())
+    chain.extend(in_blocks(array("i", tokens[:num_whole]).tobytes(), block_size))
     return chain
 
 

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from everbatch.kv_cache.content import ContentChain, hash_block, root_digest
+from everbatch.kv_cache.content import ContentChain, hash_block, in_blocks, root_digest
 
 
 def token_bytes(*tokens):
@@ -13,7 +13,7 @@ def token_bytes(*tokens):
 
 def chain_of(*tokens, salt="", block_size=2):
     chain = ContentChain(root_digest(salt), block_size)
-    chain.extend(token_bytes(*tokens))
+    chain.extend(in_blocks(token_bytes(*tokens), block_size))
     return chain
 
 
@@ -23,7 +23,7 @@ def digests(chain):
 
 def test_reading_at_once_or_piece_by_piece_gives_the_same_chain():
     pieces = chain_of(1, 2)
-    pieces.extend(token_bytes(3, 4, 5, 6))
+    pieces.extend(in_blocks(token_bytes(3, 4, 5, 6), 2))
 
     assert digests(pieces) == digests(chain_of(1, 2, 3, 4, 5, 6))
 

@@ -1,7 +1,5 @@
 """Token ids of a scenario: who shares which, and who shares none."""
 
-from array import array
-
 from command_line import scenario_text
 
 from everbatch.sim.texts import TextMaker
@@ -16,12 +14,7 @@ def ids_of(*prompts, output_tokens=3) -> list[list[int]]:
     ]
     specs = parse_scenario(scenario_text(requests), "given", "given").requests
     maker = TextMaker()
-    ids = []
-    for spec in specs:
-        tokens = array("i")
-        tokens.frombytes(maker.make(spec).read(0, spec.prompt.num_tokens + output_tokens))
-        ids.append(tokens.tolist())
-    return ids
+    return [[token for piece in maker.make(spec).pieces for token in piece] for spec in specs]
 
 
 def named(*segments) -> dict:
@@ -68,6 +61,6 @@ def test_texts_still_differ_when_all_ids_are_used_up():
     specs = parse_scenario(scenario_text(requests), "given", "given").requests
     maker = TextMaker()
 
-    first_ids = [maker.make(spec).read(0, 1) for spec in specs]
+    first_ids = [maker.make(spec).pieces[0][0] for spec in specs]
 
     assert len(set(first_ids)) == 4

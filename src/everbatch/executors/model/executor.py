@@ -25,6 +25,7 @@ from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
 from everbatch.kernels.kv_storage import KVStorage
 from everbatch.kernels.sampling import SampledTokens, SamplingRows
+from everbatch.kv_cache.content import in_blocks
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import Admission, StepOutcome, StepPlan
 
@@ -80,16 +81,19 @@ class ModelExecutor:
     def tokens(self) -> "ModelExecutor":
         return self
 
-    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
-        """Give token ids [start, stop) as little-endian int32 (scheduler.plan.TokenStore)."""
+    def read(
+        self, request_id: str, payload: object, sample: int, blocks: range, block_size: int
+    ) -> list[bytes]:
+        """Give token ids as little-endian int32 (scheduler.plan.TokenStore)."""
         slot = self._slot_of.get(request_id)
         # The slot may still be that of an ended request whose id has come again.
         if slot is not None and self._rows[slot].request is payload:
             known = self._batch.tokens_of(slot)
         else:
             known = _known_tokens(payload, sample)
+        start, stop = blocks.start * block_size, blocks.stop * block_size
         assert stop <= len(known)
-        return known[start:stop].astype("<i4", copy=False).tobytes()
+        return in_blocks(known[start:stop].astype("<i4", copy=False).tobytes(), block_size)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Run one forward pass; `outcome.tokens` is EmittedTokens in the order of rows.
