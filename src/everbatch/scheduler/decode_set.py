@@ -81,6 +81,21 @@ class DecodeSet:
         """Give the next step that fills somebody's block. There must be a member."""
         return min(self._full_at)
 
+    def fills_before(self, last: int) -> list[tuple[int, KeysView[Request]]]:
+        """Complete the steps before `last`, in none of which anybody ends; gives who filled blocks.
+
+        As (step, whose), in order of steps: the views of whom are as `advance` gives them.
+        """
+        fills: list[tuple[int, KeysView[Request]]] = []
+        calendar = self._full_at
+        # What a round fills is full again in the next one, all of it later than what is left.
+        while steps := sorted([step for step in calendar if step < last]):
+            for step in steps:
+                full = calendar[step + self.block_size] = calendar.pop(step)
+                fills.append((step, full.keys()))
+        self.num_steps = last - 1
+        return fills
+
     def next_end(self) -> int:
         """Give the next step that is somebody's last, at most. There must be a member.
 
@@ -90,15 +105,13 @@ class DecodeSet:
             self._first_end = min(self._ends_at)
         return self._first_end
 
-    def advance(self, count: int = 1) -> tuple[KeysView[Request], KeysView[Request]]:
-        """Complete a step, or several of which the last alone fills a block or ends somebody.
-
-        Each member consumed and emitted a token in each of them.
+    def advance(self) -> tuple[KeysView[Request], KeysView[Request]]:
+        """Complete a step: each member consumed and emitted a token.
 
         Gives whose blocks are full now and who has emitted its last token; the first is a view that
         `leave` keeps up to date. O(1), whatever the number of members.
         """
-        self.num_steps += count
+        self.num_steps += 1
         ended = self._ends_at.pop(self.num_steps, {})
         full = self._full_at.pop(self.num_steps, {})
         if full:

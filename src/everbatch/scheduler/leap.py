@@ -10,7 +10,7 @@ they took are taken afterwards, in the same order: until then nobody else can lo
 Works outside the pools' transactions, as it takes only what is there. Called by Scheduler.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -46,6 +46,8 @@ class Stretch:
 
 
 Runner = Callable[[Stretch], None]
+Fills = list[tuple[int, KeysView[Request]]]
+"""Steps, and whose blocks each filled."""
 
 
 class Leaps:
@@ -119,11 +121,8 @@ class Leaps:
     ) -> None:
         """Let the steps up to `last` take effect, and add what they changed to `changes`."""
         state, decodes = self._state, self._state.decodes
-        while (step := decodes.next_full()) < last:
-            full, _ = decodes.advance(step - decodes.num_steps)
-            self._lifecycle.note_full(full)
-            changes.append(self._take_blocks(step + 1, state.due))
-        full, ended = decodes.advance(last - decodes.num_steps)
+        self._take_in_turn(decodes.fills_before(last), changes)
+        full, ended = decodes.advance()
         if not (stretch.stopped or ended):
             self._lifecycle.note_full(full)
             return
@@ -132,6 +131,29 @@ class Leaps:
             # A step reports the pool as those whom it ended left it.
             pool = state.pool
             changes[-1] = StepChange(last, changes[-1].blocks, pool.num_free, pool.num_cached)
+
+    def _take_in_turn(self, fills: Fills, changes: list[StepChange]) -> None:
+        """Give a block to each whose last one a step filled, and note what that changed."""
+        state, pool = self._state, self._state.pool
+        if self._config.enable_prefix_caching or state.rights is not None:
+            # What is full is indexed before the next block is taken, which may be a cached one.
+            for step, full in fills:
+                self._lifecycle.note_full(full)
+                changes.append(self._take_blocks(step + 1, list(full)))
+            return
+        num_free = pool.num_free
+        blocks = pool.allocate(sum([len(full) for _, full in fills]))
+        assert blocks is not None
+        upcoming = iter(blocks)
+        for step, full in fills:
+            needing = full if len(full) == 1 else sorted(full, key=by_admission)
+            taken = []
+            for request in needing:
+                block = next(upcoming)
+                request.block_table.append(block)
+                taken.append((request.id, block))
+            num_free -= len(taken)
+            changes.append(StepChange(step + 1, taken, num_free, 0))
 
     def _take_blocks(self, step: int, needing: list[Request]) -> StepChange:
         """Give each one more block, of which there are enough; gives who took which."""

@@ -127,3 +127,23 @@ def test_members_stand_in_order_of_joining():
         decodes.join(request)
 
     assert list(decodes) == members[::-1]
+
+
+def test_many_steps_at_once_fill_the_blocks_that_they_fill_one_by_one():
+    for num_steps in range(1, 14):
+        one_by_one, at_once = DecodeSet(4), DecodeSet(4)
+        for decodes in (one_by_one, at_once):
+            for computed in (5, 6, 9, 11):
+                decodes.join(member(computed, 1, 1_000))
+        fills = []
+        for step in range(1, num_steps):
+            full, _ = one_by_one.advance()
+            fills += [(step, [request.num_computed_tokens for request in full])] * bool(full)
+
+        told = at_once.fills_before(num_steps)
+
+        assert [(step, [r.num_computed_tokens for r in full]) for step, full in told] == fills
+        assert at_once.num_steps == one_by_one.num_steps == num_steps - 1
+        assert [r.num_computed_tokens for r in at_once.advance()[0]] == [
+            r.num_computed_tokens for r in one_by_one.advance()[0]
+        ]
