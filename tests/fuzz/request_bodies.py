@@ -1,6 +1,10 @@
 """Bodies of requests. The first byte of an input says for which path."""
 
+from datetime import datetime
+from functools import cache
+
 from fuzz.target import Target
+from server.fakes import byte_tokenizer
 
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.token_checks import check_min_tokens, check_sampling_ids, check_token_ids
@@ -8,18 +12,22 @@ from everbatch.server.api_keys import KeyOwner
 from everbatch.server.chat_messages import read_messages
 from everbatch.server.errors import ApiError
 from everbatch.server.fields import Fields, decode_object
-from everbatch.server.protocol import read_chat, read_completion
-from everbatch.server.responses_fields import read_responses
+from everbatch.server.protocol import ChatRequest, read_chat, read_completion
+from everbatch.server.responses_fields import ResponsesRequest, read_responses
 from everbatch.server.side_bodies import read_abort, read_detokenize, read_tokenize
 from everbatch.server.standing import with_headers
 from everbatch.server.tool_use import check_tools, tool_use
-from everbatch.tokenizer.chat_template import ChatTemplate
 
 VOCAB_SIZE = 300
-TEMPLATE = ChatTemplate(
+TEMPLATE = (
     "{% if tools %}<tool_call>arguments{{ tools | tojson }}{% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"
 )
+
+
+@cache
+def _tokenizer():
+    return byte_tokenizer(TEMPLATE)
 
 
 def _completion(body: bytes) -> None:
@@ -33,18 +41,27 @@ def _completion(body: bytes) -> None:
 
 
 def _chat(body: bytes) -> None:
-    wanted = read_chat(body)
-    tool_use(wanted, TEMPLATE)
+    _conversation(read_chat(body), "messages")
 
 
 def _responses(body: bytes) -> None:
-    read_responses(body)
+    _conversation(read_responses(body), "input")
+
+
+def _conversation(wanted: ChatRequest | ResponsesRequest, field: str) -> None:
+    use = tool_use(wanted.common, wanted.messages, wanted.tools, _tokenizer(), field)
+    _tokenizer().chat_template.render(
+        wanted.messages,
+        now=datetime(2025, 1, 1),
+        variables=wanted.template_variables,
+        tools=[tool.shown for tool in use.tools],
+    )
 
 
 def _tokenize(body: bytes) -> None:
     wanted = read_tokenize(body)
     if wanted.messages is not None:
-        check_tools(wanted.messages, wanted.tools, TEMPLATE)
+        check_tools(wanted.messages, wanted.tools, _tokenizer().chat_template)
 
 
 def _detokenize(body: bytes) -> None:
