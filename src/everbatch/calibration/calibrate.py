@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from everbatch.base.errors import EventLogError
-from everbatch.calibration.fit import PRICES, Fit, fit_prices
+from everbatch.calibration.fit import WIDE, Fit, fit_prices
 from everbatch.calibration.holdout import StepErrors, split, step_errors
 from everbatch.calibration.steps import MeasuredLog
 from everbatch.costs.fitted import Region
@@ -31,6 +31,7 @@ UNITS = {
     "prompt_token": "a token of a prompt",
     "prompt_pair": "a pair of query and key",
     "swapped_block": "a block to the host or back",
+    WIDE: "a token of a step beyond the first {}",
 }
 
 
@@ -52,12 +53,12 @@ class Calibration:
         return [
             (
                 name,
-                UNITS[name],
+                _unit(name, self.fit),
                 getattr(self.fit.prices, name),
                 self.fit.standard_errors.get(name),
-                self.fit.num_seen[name],
+                num_seen,
             )
-            for name in PRICES
+            for name, num_seen in self.fit.num_seen.items()
         ]
 
     def facts(self) -> dict[str, Any]:
@@ -67,6 +68,7 @@ class Calibration:
                 name: {"price": price, "standard_error": error, "num_seen": seen}
                 for name, _, price, error, seen in self.price_rows()
             },
+            "narrow_tokens": self.fit.prices.narrow_tokens,
             "spread": self.fit.spread,
             "num_fitted_steps": self.num_fitted_steps,
             "num_outliers": self.fit.num_outliers,
@@ -157,9 +159,10 @@ def _notes(logs: Sequence[MeasuredLog], fit: Fit) -> list[str]:
             f"simulated, clock {logs[0].clock}: the profile describes that model of step time, not "
             "a machine"
         )
-    for name, unit in UNITS.items():
-        price, error = getattr(fit.prices, name), fit.standard_errors.get(name)
-        if not fit.num_seen[name]:
+    for name, num_seen in fit.num_seen.items():
+        unit, price = _unit(name, fit), getattr(fit.prices, name)
+        error = fit.standard_errors.get(name)
+        if not num_seen:
             continue
         if price == 0:
             notes.append(f"{name} is 0: {unit} costs nothing that can be told from the rest")
@@ -169,6 +172,11 @@ def _notes(logs: Sequence[MeasuredLog], fit: Fit) -> list[str]:
                 "together with something else"
             )
     return notes
+
+
+def _unit(name: str, fit: Fit) -> str:
+    """Say what a price is paid for."""
+    return UNITS[name].format(f"{fit.prices.narrow_tokens:,}")
 
 
 def _short(error: float) -> float:

@@ -7,6 +7,10 @@ standard deviations counts in proportion to its size, not to its square (Huber 1
 Holland and Welsch 1977). No step is thrown away: a kind of step that the prices cannot describe
 shows as an error.
 
+Some tokens are computed while the weights are read anyway, more of them take longer (costs.fitted).
+From how many tokens on is tried out: of BENDS the one that explains most is taken, if chance would
+hardly explain as much.
+
 Belongs here: arithmetic on counts and times. Not here: where they come from (steps), whether they
 predict anything (holdout).
 """
@@ -30,7 +34,16 @@ PRICES = (
     "prompt_pair",
     "swapped_block",
 )
-"""Those that a log tells; the price of a copied block stays 0."""
+"""Those of plain counts; the price of a copied block stays 0, as a log does not tell of it."""
+WIDE = "wide_token"
+"""The price of a token beyond the bend, where there is one."""
+BENDS = tuple(sorted({round(2 ** (half / 2)) for half in range(27)}))
+"""Numbers of tokens of a step, from 1 to 8,192."""
+MIN_LINES_A_SIDE = 20
+"""Of a bend."""
+MIN_GAIN = 30.0
+"""By so much a bend must lower the sum of squares, in units of the spread. Chance gives 2, for its
+place and its price, if steps err independently; but neighbours err alike."""
 HUBER = 1.345
 """With it nothing but 5 % of the efficiency is lost where all residuals are normal."""
 OUTLIER = 6.0
@@ -67,7 +80,13 @@ def fit_prices(lines: Sequence[MeasuredSteps]) -> Fit:
     """Fit prices to lines of steps, of which there must be one at least."""
     times = np.array([line.duration_ns for line in lines], dtype=np.float64)
     num_steps = np.array([line.count for line in lines], dtype=np.float64)
-    return fit_counts(counts_of(lines), times, num_steps)
+    counts = counts_of(lines)
+    straight = _solve(counts, times, num_steps)
+    bend = _bend(lines, counts, straight)
+    if bend is None:
+        return straight.fit()
+    bent = np.column_stack([counts, _wide_tokens(lines, bend)])
+    return _solve(bent, times, num_steps).fit(bend)
 
 
 def fit_counts(counts: Array, times: Array, num_steps: Array) -> Fit:
@@ -75,6 +94,45 @@ def fit_counts(counts: Array, times: Array, num_steps: Array) -> Fit:
 
     A measurement weighs as much as `num_steps` of it.
     """
+    return _solve(counts, times, num_steps).fit()
+
+
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    """Prices of least bounded squares, and how far each measurement is from them."""
+
+    counts: Array
+    times: Array
+    num_steps: Array
+    prices: Array
+    errors: Array
+    """Standard errors of the prices."""
+    weights: Array
+    """Of measurements, in the last round."""
+    residuals: Array
+    """Of one step, as fractions."""
+    spread: float
+
+    def fit(self, bend: int = 0) -> Fit:
+        """Give what is told; with a bend the last price is that of what lies beyond."""
+        names = PRICES if not bend else (*PRICES, WIDE)
+        prices = {name: rounded(price) for name, price in zip(names, self.prices, strict=True)}
+        is_outlier = np.abs(self.residuals) > OUTLIER * self.spread
+        return Fit(
+            Prices(**prices, narrow_tokens=bend),
+            {
+                name: float(f"{error:.2g}")
+                for name, error in zip(names, self.errors, strict=True)
+                if prices[name] > 0
+            },
+            {name: int(count) for name, count in zip(names, self.counts.sum(axis=0), strict=True)},
+            float(f"{self.spread:.3g}"),
+            int(self.num_steps[is_outlier].sum()),
+            float(self.times[is_outlier].sum() / self.times.sum()),
+        )
+
+
+def _solve(counts: Array, times: Array, num_steps: Array) -> _Solution:
     # Columns of like size: context comes in thousands, pairs in millions.
     scale = np.maximum(counts.max(axis=0), 1.0)
     columns = counts / scale
@@ -84,27 +142,48 @@ def fit_counts(counts: Array, times: Array, num_steps: Array) -> Fit:
         before = predicted
         scaled = _non_negative(columns, times, weights)
         predicted = np.maximum(_times(columns, scaled), times / 100)
-        residuals = (times / predicted - 1.0) * np.sqrt(num_steps)
+        residuals = _residuals(times, predicted, num_steps)
         spread = max(_LEAST_SPREAD, _NORMAL * float(np.median(np.abs(residuals))))
         bounded = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(residuals), _LEAST_SPREAD))
         weights = bounded * num_steps / predicted**2
         if np.max(np.abs(predicted / before - 1.0)) < _SETTLED:
             break
     errors = _standard_errors(columns, scaled, weights, spread)
-    is_outlier = np.abs(residuals) > OUTLIER * spread
-    prices = {name: rounded(price) for name, price in zip(PRICES, scaled / scale, strict=True)}
-    return Fit(
-        Prices(**prices),
-        {
-            name: float(f"{error / size:.2g}")
-            for name, error, size in zip(PRICES, errors, scale, strict=True)
-            if prices[name] > 0
-        },
-        {name: int(count) for name, count in zip(PRICES, counts.sum(axis=0), strict=True)},
-        float(f"{spread:.3g}"),
-        int(num_steps[is_outlier].sum()),
-        float(times[is_outlier].sum() / times.sum()),
+    return _Solution(
+        counts, times, num_steps, scaled / scale, errors / scale, weights, residuals, spread
     )
+
+
+def _bend(lines: Sequence[MeasuredSteps], counts: Array, straight: _Solution) -> int | None:
+    """Give the number of tokens beyond which one costs more; None if there is none to be seen."""
+    tokens = np.array([line.first.num_tokens for line in lines])
+    best, best_loss = None, _loss(straight.residuals, straight.spread) - MIN_GAIN
+    scale = np.maximum(counts.max(axis=0), 1.0)
+    for bend in BENDS:
+        num_beyond = int((tokens > bend).sum())
+        if min(num_beyond, len(lines) - num_beyond) < MIN_LINES_A_SIDE:
+            continue
+        wide = _wide_tokens(lines, bend)
+        columns = np.column_stack([counts / scale, wide / wide.max()])
+        # One round, with the weights that are there: the place is sought, not the price.
+        found = _times(columns, _non_negative(columns, straight.times, straight.weights))
+        predicted = np.maximum(found, straight.times / 100)
+        residuals = _residuals(straight.times, predicted, straight.num_steps)
+        loss = _loss(residuals, straight.spread)
+        if loss < best_loss:
+            best, best_loss = bend, loss
+    return best
+
+
+def _residuals(times: Array, predicted: Array, num_steps: Array) -> Array:
+    residuals: Array = (times / predicted - 1.0) * np.sqrt(num_steps)
+    return residuals
+
+
+def _loss(residuals: Array, spread: float) -> float:
+    """Give the sum of squares in units of the spread; beyond HUBER they grow in proportion."""
+    sizes = np.abs(residuals) / spread
+    return float(np.where(sizes <= HUBER, sizes**2, HUBER * (2 * sizes - HUBER)).sum())
 
 
 def counts_of(lines: Sequence[MeasuredSteps]) -> Array:
@@ -126,7 +205,16 @@ def counts_of(lines: Sequence[MeasuredSteps]) -> Array:
 
 def predicted_ns(prices: Prices, lines: Sequence[MeasuredSteps]) -> Array:
     """Give what the prices say of each line: [line]."""
-    return _times(counts_of(lines), np.array([getattr(prices, name) for name in PRICES]))
+    times = _times(counts_of(lines), np.array([getattr(prices, name) for name in PRICES]))
+    if prices.wide_token:
+        times = times + prices.wide_token * _wide_tokens(lines, prices.narrow_tokens)
+    return times
+
+
+def _wide_tokens(lines: Sequence[MeasuredSteps], bend: int) -> Array:
+    """Give the tokens of each line that lie beyond the first `bend` of their step: [line]."""
+    wide = [line.count * max(0, line.first.num_tokens - bend) for line in lines]
+    return np.array(wide, dtype=np.float64)
 
 
 def _times(columns: Array, prices: Array) -> Array:
@@ -143,28 +231,30 @@ def _non_negative(columns: Array, times: Array, weights: Array) -> Array:
     """
     gram = _gram(columns, weights)
     target = (columns * (weights * times)[:, None]).sum(axis=0)
-    seen = [index for index in range(len(PRICES)) if gram[index, index] > 0]
-    best, best_gain = np.zeros(len(PRICES)), 0.0
+    num_prices = columns.shape[1]
+    seen = [index for index in range(num_prices) if gram[index, index] > 0]
+    best, best_gain = np.zeros(num_prices), 0.0
     for size in range(1, len(seen) + 1):
         for chosen in map(list, combinations(seen, size)):
             found, _, rank, _ = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], target[chosen])
             gain = float((found * target[chosen]).sum())
             # Less than full rank: two of them say the same, and a smaller set says it too.
             if rank == size and found.min() >= 0 and gain > best_gain:
-                best, best_gain = np.zeros(len(PRICES)), gain
+                best, best_gain = np.zeros(num_prices), gain
                 best[chosen] = found
     return best
 
 
 def _gram(columns: Array, weights: Array) -> Array:
     weighted = columns * weights[:, None]
-    return np.array([(weighted * columns[:, [index]]).sum(axis=0) for index in range(len(PRICES))])
+    num_prices = columns.shape[1]
+    return np.array([(weighted * columns[:, [index]]).sum(axis=0) for index in range(num_prices)])
 
 
 def _standard_errors(columns: Array, prices: Array, weights: Array, spread: float) -> Array:
     """Give the standard error of each price above 0, from the weights of the last round."""
     paid = np.flatnonzero(prices)
-    errors = np.zeros(len(PRICES))
+    errors = np.zeros(len(prices))
     inverse = np.linalg.pinv(_gram(columns, weights)[np.ix_(paid, paid)])
     errors[paid] = spread * np.sqrt(np.diag(inverse))
     return errors

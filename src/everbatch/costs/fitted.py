@@ -2,8 +2,9 @@
 
 A step of decodes costs a fixed part, a price for each sequence and one for each token of context. A
 step with a prompt has a fixed part of its own, and prices for prompt tokens and for pairs of query
-and key besides: on real engines the two fixed parts differ. Read from profiles (profile.py), which
-a calibration writes.
+and key besides: on real engines the two fixed parts differ. Few tokens are computed while the
+weights are read, many take longer than that (costs.roofline): so a token beyond the first few of a
+step has a price more. Read from profiles (profile.py), which a calibration writes.
 """
 
 from collections.abc import Iterable
@@ -29,6 +30,9 @@ class Prices:
     prompt_pair: float = 0.0
     swapped_block: float = 0.0
     copied_block: float = 0.0
+    wide_token: float = 0.0
+    """Of each token of a step beyond the first `narrow_tokens`, on top of its other prices."""
+    narrow_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class FittedStepTime:
         self._decode_step, self._prompt_step = prices.decode_step, prices.prompt_step
         self._decode, self._decode_context = prices.decode, prices.decode_context
         self._prompt_token, self._prompt_pair = prices.prompt_token, prices.prompt_pair
+        self._wide_token, self._narrow_tokens = prices.wide_token, prices.narrow_tokens
         self._num_decodes_seen = region.ranges.get("num_decodes", _NEVER)
         self._context_seen = region.ranges.get("decode_context", _NEVER)
 
@@ -89,6 +94,10 @@ class FittedStepTime:
             )
         else:
             duration += self._decode_step
+        if self._wide_token:
+            num_wide = work.num_decodes + work.prefill_tokens - self._narrow_tokens
+            if num_wide > 0:
+                duration += self._wide_token * num_wide
         if work.swapped_blocks or work.copied_blocks:
             duration += self.prices.swapped_block * work.swapped_blocks
             duration += self.prices.copied_block * work.copied_blocks

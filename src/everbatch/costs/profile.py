@@ -21,6 +21,8 @@ MAX_PRICE_NS = 1e15
 """A million seconds; more says nothing more, and a step's time stays finite."""
 _PRICES = tuple(price.name for price in fields(Prices))
 _NEEDED = ("decode_step", "prompt_step")
+_NARROW = "narrow_tokens"
+"""No price, but a number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,9 @@ def _read_prices(table: object, where: str) -> Prices:
     for name in _NEEDED:
         section.required(name, "every profile has both fixed parts")
     given: dict[str, Any] = {
-        name: _read_price(section, name) for name in _PRICES if name in section
+        name: _read_price(section, name) for name in _PRICES if name in section and name != _NARROW
     }
-    return Prices(**given)
+    return Prices(**given, narrow_tokens=section.integer_or(_NARROW, 0))
 
 
 def _read_price(section: Fields, name: str) -> float:

@@ -51,7 +51,9 @@ def recorded(step_time: StepTime, tables: dict[str, Any], **engine: Any) -> tupl
     return recorder, file.getvalue()
 
 
-def poisson_log(num_requests: int, noise: float = 0.0, seed: int = 1) -> str:
+def poisson_log(
+    num_requests: int, noise: float = 0.0, seed: int = 1, prices: Prices = PRICES
+) -> str:
     """The log of requests of all lengths that come one after the other."""
     workload = {
         "arrivals": "poisson",
@@ -60,7 +62,7 @@ def poisson_log(num_requests: int, noise: float = 0.0, seed: int = 1) -> str:
         "prompt": {"lengths": "lognormal", "mean": 300, "cv": 1.0, "max": 2000},
         "output": {"lengths": "lognormal", "mean": 60, "cv": 0.8, "max": 400},
     }
-    step_time = NoisyStepTime(priced(), noise, seed) if noise else priced()
+    step_time = NoisyStepTime(priced(prices), noise, seed) if noise else priced(prices)
     tables = {"workload": workload, "run": {"seed": seed}}
     sizes = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "num_blocks": 4000}
     return recorded(step_time, tables, **sizes, block_size=16)[1]

@@ -1,7 +1,7 @@
 """A fit finds the prices that steps were made with, and says how sure it is and what it saw."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from measured_runs import PRICES, poisson_log, priced, read, recorded
@@ -117,6 +117,32 @@ def test_prices_of_blocks_to_the_host_are_fitted_too():
 
     assert fit.num_seen["swapped_block"] > 0
     assert fit.prices.swapped_block == pytest.approx(5e4, rel=1e-3)
+
+
+def test_a_bend_is_found_where_more_tokens_take_longer_than_the_weights():
+    # Up to 8 tokens of a step come with the weights.
+    bent = replace(PRICES, decode=0.0, wide_token=400_000.0, narrow_tokens=8)
+    fit = fit_prices(read(poisson_log(150, SPREAD, prices=bent)).steps)
+    straight = fit_prices(read(poisson_log(150, SPREAD)).steps)
+    alone, crowd = decodes(1, 200, 1), decodes(30, 6_000, 1)
+
+    assert straight.prices.wide_token == straight.prices.narrow_tokens == 0
+    assert fit.prices.narrow_tokens in (6, 8, 11)
+    assert fit.num_seen["wide_token"] > 0
+    for line in (alone, crowd):
+        expected = priced(bent).duration_ns(line.first)
+        assert predicted_ns(fit.prices, [line])[0] == pytest.approx(expected, rel=0.01)
+        assert priced(fit.prices).duration_ns(line.first) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_bend_is_told_with_its_price():
+    bent = replace(PRICES, wide_token=400_000.0, narrow_tokens=8)
+    made = calibrate([read(poisson_log(60, prices=bent))])
+
+    assert made.facts()["narrow_tokens"] == 8
+    assert made.facts()["prices_ns"]["wide_token"]["price"] == pytest.approx(4e5, rel=1e-3)
+    assert made.price_rows()[-1][1] == "a token of a step beyond the first 8"
+    assert parse_profile(profile_text(made.profile), "given") == made.profile
 
 
 def test_a_line_of_many_steps_counts_what_they_did_together():

@@ -1,6 +1,7 @@
 """Fitted step times, their profiles, and noise."""
 
 import json
+from dataclasses import replace
 from statistics import fmean, pstdev
 
 import pytest
@@ -47,6 +48,15 @@ def test_blocks_that_move_are_paid_one_by_one():
     work = StepWork(1, swapped_blocks=2, copied_blocks=3)
 
     assert fitted().duration_ns(work) == 1000 + 10 + 200 + 120
+
+
+def test_a_token_beyond_the_first_few_of_a_step_costs_more():
+    model = fitted(replace(PRICES, wide_token=1000, narrow_tokens=4))
+
+    assert model.duration_ns(decodes(4, 70)) == 1000 + 4 * 10 + 35
+    assert model.duration_ns(decodes(5, 70)) == 1000 + 5 * 10 + 35 + 1000
+    # 3 decodes and 4 tokens of a prompt, 10 pairs.
+    assert model.duration_ns(mixed(3, 70, (0, 4))) == round(3000 + 30 + 35 + 28 + 2.5) + 3 * 1000
 
 
 def test_a_fitted_step_takes_a_nanosecond_at_least():
@@ -113,6 +123,10 @@ def changed(**changes: object) -> str:
             "coefficients prompt_step is 1100000000000000.0, it must be a number from 0 to 1e+15",
         ),
         (changed(coefficients={"decodes": 1}), 'has no key "decodes" (did you mean "decode"?)'),
+        (
+            changed(coefficients={"decode_step": 1, "prompt_step": 1, "narrow_tokens": 1.5}),
+            "coefficients narrow_tokens is 1.5, it must be an integer from 0",
+        ),
         (changed(region={"num_decodes": [3, 2]}), "num_decodes is [3, 2], it must be a list"),
         (changed(region={"num_decodes": [0, 2]}), "num_decodes is [0, 2], it must be a list"),
         (changed(region={"num_decodes": 2}), "num_decodes is 2, it must be a list"),
