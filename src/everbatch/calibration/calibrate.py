@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from everbatch.base.errors import EventLogError
-from everbatch.calibration.fit import WIDE, Fit, fit_prices
+from everbatch.calibration.fit import TILE, WIDE, Fit, fit_prices
 from everbatch.calibration.holdout import StepErrors, split, step_errors
 from everbatch.calibration.steps import MeasuredLog
 from everbatch.costs.fitted import Region
@@ -31,7 +31,8 @@ UNITS = {
     "prompt_token": "a token of a prompt",
     "prompt_pair": "a pair of query and key",
     "swapped_block": "a block to the host or back",
-    WIDE: "a token of a step beyond the first {}",
+    WIDE: "a token of a step beyond the first {narrow_tokens}",
+    TILE: "{tile_tokens} tokens of a step, begun ones too",
 }
 
 
@@ -69,6 +70,7 @@ class Calibration:
                 for name, _, price, error, seen in self.price_rows()
             },
             "narrow_tokens": self.fit.prices.narrow_tokens,
+            "tile_tokens": self.fit.prices.tile_tokens,
             "spread": self.fit.spread,
             "num_fitted_steps": self.num_fitted_steps,
             "num_outliers": self.fit.num_outliers,
@@ -176,7 +178,7 @@ def _notes(logs: Sequence[MeasuredLog], fit: Fit) -> list[str]:
 
 def _unit(name: str, fit: Fit) -> str:
     """Say what a price is paid for."""
-    return UNITS[name].format(f"{fit.prices.narrow_tokens:,}")
+    return UNITS[name].format(**asdict(fit.prices))
 
 
 def _short(error: float) -> float:

@@ -7,16 +7,16 @@ standard deviations counts in proportion to its size, not to its square (Huber 1
 Holland and Welsch 1977). No step is thrown away: a kind of step that the prices cannot describe
 shows as an error.
 
-Some tokens are computed while the weights are read anyway, more of them take longer (costs.fitted).
-From how many tokens on is tried out: of BENDS the one that explains most is taken, if chance would
-hardly explain as much.
+Some tokens are computed while the weights are read anyway, more of them take longer, and kernels
+compute them in tiles (costs.fitted). From how many tokens on, and how many a tile holds, is tried
+out: of BENDS and TILES those are taken that explain most, if chance would hardly explain as much.
 
 Belongs here: arithmetic on counts and times. Not here: where they come from (steps), whether they
 predict anything (holdout).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -35,15 +35,16 @@ PRICES = (
     "swapped_block",
 )
 """Those of plain counts; the price of a copied block stays 0, as a log does not tell of it."""
-WIDE = "wide_token"
-"""The price of a token beyond the bend, where there is one."""
+WIDE, TILE = "wide_token", "tile"
+"""Prices of tokens beyond a bend and of tiles, where there are such."""
 BENDS = tuple(sorted({round(2 ** (half / 2)) for half in range(27)}))
 """Numbers of tokens of a step, from 1 to 8,192."""
+TILES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MIN_LINES_A_SIDE = 20
-"""Of a bend."""
+"""Of a bend, and of the first tile."""
 MIN_GAIN = 30.0
-"""By so much a bend must lower the sum of squares, in units of the spread. Chance gives 2, for its
-place and its price, if steps err independently; but neighbours err alike."""
+"""By so much a bend or a tile must lower the sum of squares, in units of the spread. Chance gives
+2, for its size and its price, if steps err independently; but neighbours err alike."""
 HUBER = 1.345
 """With it nothing but 5 % of the efficiency is lost where all residuals are normal."""
 OUTLIER = 6.0
@@ -78,15 +79,16 @@ class Fit:
 
 def fit_prices(lines: Sequence[MeasuredSteps]) -> Fit:
     """Fit prices to lines of steps, of which there must be one at least."""
-    times = np.array([line.duration_ns for line in lines], dtype=np.float64)
-    num_steps = np.array([line.count for line in lines], dtype=np.float64)
-    counts = counts_of(lines)
-    straight = _solve(counts, times, num_steps)
-    bend = _bend(lines, counts, straight)
-    if bend is None:
-        return straight.fit()
-    bent = np.column_stack([counts, _wide_tokens(lines, bend)])
-    return _solve(bent, times, num_steps).fit(bend)
+    steps = _Steps.of(lines)
+    shape, solution = _Shape(), steps.solve(_Shape())
+    # A tile is easily taken for a bend, so the bend is looked for once more beside it.
+    for name, sizes in (("bend", BENDS), ("tile", TILES), ("bend", BENDS)):
+        others = [replace(shape, **{name: size}) for size in sizes if steps.has_both_sides(size)]
+        losses = [steps.loss(other, solution) for other in others]
+        if losses and min(losses) < steps.loss(shape, solution) - MIN_GAIN:
+            shape = others[losses.index(min(losses))]
+            solution = steps.solve(shape)
+    return solution.fit(shape)
 
 
 def fit_counts(counts: Array, times: Array, num_steps: Array) -> Fit:
@@ -113,13 +115,14 @@ class _Solution:
     """Of one step, as fractions."""
     spread: float
 
-    def fit(self, bend: int = 0) -> Fit:
-        """Give what is told; with a bend the last price is that of what lies beyond."""
-        names = PRICES if not bend else (*PRICES, WIDE)
+    def fit(self, shape: "_Shape | None" = None) -> Fit:
+        """Give what is told; the prices of a shape stand behind the others."""
+        shape = shape or _Shape()
+        names = (*PRICES, *shape.names())
         prices = {name: rounded(price) for name, price in zip(names, self.prices, strict=True)}
         is_outlier = np.abs(self.residuals) > OUTLIER * self.spread
         return Fit(
-            Prices(**prices, narrow_tokens=bend),
+            Prices(**prices, narrow_tokens=shape.bend or 0, tile_tokens=shape.tile or 0),
             {
                 name: float(f"{error:.2g}")
                 for name, error in zip(names, self.errors, strict=True)
@@ -130,6 +133,66 @@ class _Solution:
             int(self.num_steps[is_outlier].sum()),
             float(self.times[is_outlier].sum() / self.times.sum()),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """In what a step's time is no plain sum over its tokens; None: it is."""
+
+    bend: int | None = None
+    tile: int | None = None
+
+    def names(self) -> list[str]:
+        """Give the names of its prices."""
+        sizes = ((WIDE, self.bend), (TILE, self.tile))
+        return [name for name, size in sizes if size is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Lines of steps as arrays: [line]."""
+
+    counts: Array
+    """[line, price]"""
+    tokens: Array
+    """Of each of its steps."""
+    num_steps: Array
+    times: Array
+
+    @classmethod
+    def of(cls, lines: Sequence[MeasuredSteps]) -> "_Steps":
+        rows = [(line.first.num_tokens, line.count, line.duration_ns) for line in lines]
+        tokens, num_steps, times = np.array(rows, dtype=np.float64).T
+        return cls(counts_of(lines), tokens, num_steps, times)
+
+    def counts_with(self, shape: _Shape) -> Array:
+        """Give what each price is paid for, those of the shape behind the others."""
+        columns = [self.counts]
+        if shape.bend is not None:
+            columns.append(self.num_steps * np.maximum(0.0, self.tokens - shape.bend))
+        if shape.tile is not None:
+            columns.append(self.num_steps * np.ceil(self.tokens / shape.tile))
+        return np.column_stack(columns)
+
+    def solve(self, shape: _Shape) -> _Solution:
+        """Fit the prices of a shape."""
+        return _solve(self.counts_with(shape), self.times, self.num_steps)
+
+    def loss(self, shape: _Shape, found: _Solution) -> float:
+        """Give about the sum of squares that a shape leaves, beside the one that was found so far.
+
+        One round, with weights and spread of that: the shape is sought, not its prices.
+        """
+        counts = self.counts_with(shape)
+        columns = counts / np.maximum(counts.max(axis=0), 1.0)
+        times = _times(columns, _non_negative(columns, self.times, found.weights))
+        predicted = np.maximum(times, self.times / 100)
+        return _loss(_residuals(self.times, predicted, self.num_steps), found.spread)
+
+    def has_both_sides(self, size: int) -> bool:
+        """Whether there are enough steps of more tokens than that, and of fewer."""
+        num_beyond = int((self.tokens > size).sum())
+        return min(num_beyond, len(self.tokens) - num_beyond) >= MIN_LINES_A_SIDE
 
 
 def _solve(counts: Array, times: Array, num_steps: Array) -> _Solution:
@@ -152,27 +215,6 @@ def _solve(counts: Array, times: Array, num_steps: Array) -> _Solution:
     return _Solution(
         counts, times, num_steps, scaled / scale, errors / scale, weights, residuals, spread
     )
-
-
-def _bend(lines: Sequence[MeasuredSteps], counts: Array, straight: _Solution) -> int | None:
-    """Give the number of tokens beyond which one costs more; None if there is none to be seen."""
-    tokens = np.array([line.first.num_tokens for line in lines])
-    best, best_loss = None, _loss(straight.residuals, straight.spread) - MIN_GAIN
-    scale = np.maximum(counts.max(axis=0), 1.0)
-    for bend in BENDS:
-        num_beyond = int((tokens > bend).sum())
-        if min(num_beyond, len(lines) - num_beyond) < MIN_LINES_A_SIDE:
-            continue
-        wide = _wide_tokens(lines, bend)
-        columns = np.column_stack([counts / scale, wide / wide.max()])
-        # One round, with the weights that are there: the place is sought, not the price.
-        found = _times(columns, _non_negative(columns, straight.times, straight.weights))
-        predicted = np.maximum(found, straight.times / 100)
-        residuals = _residuals(straight.times, predicted, straight.num_steps)
-        loss = _loss(residuals, straight.spread)
-        if loss < best_loss:
-            best, best_loss = bend, loss
-    return best
 
 
 def _residuals(times: Array, predicted: Array, num_steps: Array) -> Array:
@@ -205,16 +247,13 @@ def counts_of(lines: Sequence[MeasuredSteps]) -> Array:
 
 def predicted_ns(prices: Prices, lines: Sequence[MeasuredSteps]) -> Array:
     """Give what the prices say of each line: [line]."""
-    times = _times(counts_of(lines), np.array([getattr(prices, name) for name in PRICES]))
-    if prices.wide_token:
-        times = times + prices.wide_token * _wide_tokens(lines, prices.narrow_tokens)
-    return times
-
-
-def _wide_tokens(lines: Sequence[MeasuredSteps], bend: int) -> Array:
-    """Give the tokens of each line that lie beyond the first `bend` of their step: [line]."""
-    wide = [line.count * max(0, line.first.num_tokens - bend) for line in lines]
-    return np.array(wide, dtype=np.float64)
+    shape = _Shape(
+        prices.narrow_tokens if prices.wide_token else None,
+        prices.tile_tokens if prices.tile else None,
+    )
+    names = (*PRICES, *shape.names())
+    counts = _Steps.of(lines).counts_with(shape)
+    return _times(counts, np.array([getattr(prices, name) for name in names]))
 
 
 def _times(columns: Array, prices: Array) -> Array:
@@ -226,15 +265,16 @@ def _times(columns: Array, prices: Array) -> Array:
 def _non_negative(columns: Array, times: Array, weights: Array) -> Array:
     """Give the prices ≥ 0 of least weighted squares.
 
-    The least squares of some set of prices, the others 0, are the solution. There are few prices,
-    so all sets are tried, which needs no tolerance and cannot stall.
+    The least squares of some set of prices, the others 0, are the solution: of all of them, unless
+    one comes out below 0. There are few prices, so all sets are tried then, which needs no
+    tolerance and cannot stall.
     """
     gram = _gram(columns, weights)
     target = (columns * (weights * times)[:, None]).sum(axis=0)
     num_prices = columns.shape[1]
     seen = [index for index in range(num_prices) if gram[index, index] > 0]
     best, best_gain = np.zeros(num_prices), 0.0
-    for size in range(1, len(seen) + 1):
+    for size in range(len(seen), 0, -1):
         for chosen in map(list, combinations(seen, size)):
             found, _, rank, _ = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], target[chosen])
             gain = float((found * target[chosen]).sum())
@@ -242,6 +282,8 @@ def _non_negative(columns: Array, times: Array, weights: Array) -> Array:
             if rank == size and found.min() >= 0 and gain > best_gain:
                 best, best_gain = np.zeros(num_prices), gain
                 best[chosen] = found
+        if size == len(seen) and best_gain:
+            break
     return best
 
 

@@ -12,6 +12,7 @@ Belongs here: equations and rounds. Not here: arithmetic (fit), runs (request_ru
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -152,7 +153,10 @@ def _measurements(leaning: Prices) -> tuple[Array, Array]:
 
 def _between(one: Prices, other: Prices) -> Prices:
     middle = (_vector(one) + _vector(other)) / 2
-    return Prices(**{name: rounded(price) for name, price in zip(PRICES, middle, strict=True)})
+    prices: dict[str, Any] = {
+        name: rounded(price) for name, price in zip(PRICES, middle, strict=True)
+    }
+    return Prices(**prices)
 
 
 def _vector(prices: Prices) -> Array:

@@ -4,12 +4,14 @@ A step of decodes costs a fixed part, a price for each sequence and one for each
 step with a prompt has a fixed part of its own, and prices for prompt tokens and for pairs of query
 and key besides: on real engines the two fixed parts differ. Few tokens are computed while the
 weights are read, many take longer than that (costs.roofline): so a token beyond the first few of a
-step has a price more. Read from profiles (profile.py), which a calibration writes.
+step has a price more. And kernels compute tokens in tiles: one token more than a tile holds costs
+another. Read from profiles (profile.py), which a calibration writes.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from everbatch.base.units import div_ceil
 from everbatch.costs.work import StepWork
 
 COUNTS = ("num_decodes", "decode_context", "num_chunks", "prefill_tokens", "prefill_pairs")
@@ -33,6 +35,9 @@ class Prices:
     wide_token: float = 0.0
     """Of each token of a step beyond the first `narrow_tokens`, on top of its other prices."""
     narrow_tokens: int = 0
+    tile: float = 0.0
+    """Of each `tile_tokens` tokens of a step, begun ones included."""
+    tile_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ class FittedStepTime:
         self._decode, self._decode_context = prices.decode, prices.decode_context
         self._prompt_token, self._prompt_pair = prices.prompt_token, prices.prompt_pair
         self._wide_token, self._narrow_tokens = prices.wide_token, prices.narrow_tokens
+        self._tile, self._tile_tokens = prices.tile, prices.tile_tokens or 1
         self._num_decodes_seen = region.ranges.get("num_decodes", _NEVER)
         self._context_seen = region.ranges.get("decode_context", _NEVER)
 
@@ -94,10 +100,11 @@ class FittedStepTime:
             )
         else:
             duration += self._decode_step
-        if self._wide_token:
-            num_wide = work.num_decodes + work.prefill_tokens - self._narrow_tokens
-            if num_wide > 0:
-                duration += self._wide_token * num_wide
+        if self._wide_token or self._tile:
+            num_tokens = work.num_decodes + work.prefill_tokens
+            if num_tokens > self._narrow_tokens:
+                duration += self._wide_token * (num_tokens - self._narrow_tokens)
+            duration += self._tile * div_ceil(num_tokens, self._tile_tokens)
         if work.swapped_blocks or work.copied_blocks:
             duration += self.prices.swapped_block * work.swapped_blocks
             duration += self.prices.copied_block * work.copied_blocks

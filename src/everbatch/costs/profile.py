@@ -21,8 +21,8 @@ MAX_PRICE_NS = 1e15
 """A million seconds; more says nothing more, and a step's time stays finite."""
 _PRICES = tuple(price.name for price in fields(Prices))
 _NEEDED = ("decode_step", "prompt_step")
-_NARROW = "narrow_tokens"
-"""No price, but a number of tokens."""
+_TOKENS = ("narrow_tokens", "tile_tokens")
+"""No prices, but numbers of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,14 @@ def _read_prices(table: object, where: str) -> Prices:
     for name in _NEEDED:
         section.required(name, "every profile has both fixed parts")
     given: dict[str, Any] = {
-        name: _read_price(section, name) for name in _PRICES if name in section and name != _NARROW
+        name: _read_price(section, name)
+        for name in _PRICES
+        if name in section and name not in _TOKENS
     }
-    return Prices(**given, narrow_tokens=section.integer_or(_NARROW, 0))
+    sizes = {name: section.integer_or(name, 0) for name in _TOKENS}
+    if given.get("tile") and not sizes["tile_tokens"]:
+        raise ConfigError(f"{where}: coefficients has tile without tile_tokens: how many it holds")
+    return Prices(**given, **sizes)
 
 
 def _read_price(section: Fields, name: str) -> float:

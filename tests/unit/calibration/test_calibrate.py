@@ -135,6 +135,21 @@ def test_a_bend_is_found_where_more_tokens_take_longer_than_the_weights():
         assert priced(fit.prices).duration_ns(line.first) == pytest.approx(expected, rel=0.01)
 
 
+def test_tiles_are_found_where_kernels_compute_so_many_tokens_at_once():
+    tiled = replace(PRICES, tile=3e6, tile_tokens=12)
+    log = poisson_log(150, SPREAD, prices=tiled)
+    made = calibrate([read(log)])
+
+    assert made.fit.prices.tile_tokens == 12
+    assert made.price_rows()[-1][1] == "12 tokens of a step, begun ones too"
+    assert parse_profile(profile_text(made.profile), "given") == made.profile
+    for num in (1, 12, 13, 24, 25):
+        line = decodes(num, 200 * num, 1)
+        expected = priced(tiled).duration_ns(line.first)
+        assert predicted_ns(made.fit.prices, [line])[0] == pytest.approx(expected, rel=0.02)
+        assert priced(made.fit.prices).duration_ns(line.first) == pytest.approx(expected, rel=0.02)
+
+
 def test_a_bend_is_told_with_its_price():
     bent = replace(PRICES, wide_token=400_000.0, narrow_tokens=8)
     made = calibrate([read(poisson_log(60, prices=bent))])

@@ -59,6 +59,14 @@ def test_a_token_beyond_the_first_few_of_a_step_costs_more():
     assert model.duration_ns(mixed(3, 70, (0, 4))) == round(3000 + 30 + 35 + 28 + 2.5) + 3 * 1000
 
 
+def test_a_tile_that_is_begun_is_paid_whole():
+    model = fitted(replace(PRICES, tile=500, tile_tokens=4))
+
+    assert model.duration_ns(decodes(4, 70)) == 1000 + 4 * 10 + 35 + 500
+    assert model.duration_ns(decodes(5, 70)) == 1000 + 5 * 10 + 35 + 2 * 500
+    assert model.duration_ns(mixed(3, 70, (0, 6))) == round(3000 + 30 + 35 + 42 + 5.25) + 3 * 500
+
+
 def test_a_fitted_step_takes_a_nanosecond_at_least():
     assert fitted(Prices(0, 0)).duration_ns(decodes(1, 1)) == 1
 
@@ -126,6 +134,10 @@ def changed(**changes: object) -> str:
         (
             changed(coefficients={"decode_step": 1, "prompt_step": 1, "narrow_tokens": 1.5}),
             "coefficients narrow_tokens is 1.5, it must be an integer from 0",
+        ),
+        (
+            changed(coefficients={"decode_step": 1, "prompt_step": 1, "tile": 2}),
+            "coefficients has tile without tile_tokens",
         ),
         (changed(region={"num_decodes": [3, 2]}), "num_decodes is [3, 2], it must be a list"),
         (changed(region={"num_decodes": [0, 2]}), "num_decodes is [0, 2], it must be a list"),
