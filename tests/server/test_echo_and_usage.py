@@ -19,6 +19,7 @@ from server.fakes import (
 )
 
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 PROMPT = "Say something"
 ANSWER = reply_to(PROMPT.encode())
 # What is cut between tokens of one byte: several scripts, marks that join to what is before them,
@@ -165,7 +166,9 @@ async def test_continuous_usage_is_in_every_event_and_grows() -> None:
     assert [usage.completion_tokens for usage in usages if usage] == [1, 2, 3, 4, 5, 5, 5]
 
 
-@given(pieces=st.lists(st.sampled_from(PIECES), max_size=12), stops=st.booleans())
+@given(
+    pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12), stops=st.booleans()
+)
 @settings(max_examples=25, deadline=None)
 def test_joined_stream_is_the_whole_text(pieces: list[str], stops: bool) -> None:
     """Whatever the text, and wherever a stop string cuts it."""
@@ -176,15 +179,22 @@ def test_joined_stream_is_the_whole_text(pieces: list[str], stops: bool) -> None
         harness = make_harness(executor=SpeakingExecutor(reply=lambda prompt: text))
         body = {"prompt": "p", "stop": ["猫", "e\u0301"] if stops else None}
         chat = {"messages": [{"role": "user", "content": "hi"}], "stop": body["stop"]}
+        wanted = {"input": "hi", "stop": body["stop"]}
         async with in_process(harness) as client:
             whole = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]
             events = await _events(client, COMPLETIONS, body)
             talk = await _events(client, "/v1/chat/completions", chat)
+            whole_response = (await client.post(RESPONSES, json=wanted)).json()
+            told = (await client.post(RESPONSES, json=wanted | {"stream": True})).content.decode()
 
         if not stops:
             assert whole["text"] == text
         assert "".join(event["text"] for event in events) == whole["text"]
         assert "".join(event["delta"].get("content", "") for event in talk) == whole["text"]
+        data = [one.partition("\ndata: ")[2] for one in told.split("\n\n")[:-1]]
+        deltas = [one["delta"] for one in map(json.loads, data) if one["type"].endswith("delta")]
+        assert "".join(deltas) == whole_response["output"][0]["content"][0]["text"] == whole["text"]
+        assert json.loads(data[-1])["response"]["output"][0]["content"][0]["text"] == whole["text"]
         assert events[-1]["finish_reason"] == talk[-1]["finish_reason"] == whole["finish_reason"]
         _assert_free(harness)
 

@@ -111,6 +111,7 @@ NOT_SUPPORTED_IN_CHAT: dict[str, IsNeutral] = {
     "verbosity": nothing,
     "web_search_options": nothing,
     "moderation": nothing,
+    "prompt_cache_options": nothing,
     "prompt_cache_retention": nothing,
     "echo": only(False),
     "chat_template": nothing,

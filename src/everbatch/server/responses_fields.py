@@ -25,9 +25,12 @@ LOGPROBS_WANTED = "message.output_text.logprobs"
 MAX_TOKENS = 2**31 - 1
 
 NOT_SUPPORTED: dict[str, IsNeutral] = {
+    "access_programs": nothing,
     "background": only(False),
+    "background_options": nothing,
     "context_management": only([]),
     "conversation": nothing,
+    "image": nothing,
     "max_tool_calls": nothing,
     "moderation": nothing,
     "n": only(1),
