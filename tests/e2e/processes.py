@@ -73,6 +73,7 @@ class Server:
         ready = READY.match(self.told.wait_for(READY.match))
         assert ready is not None
         self.url = ready[1]
+        self.pid = process.pid
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)

@@ -160,6 +160,21 @@ def test_event_log_on_a_full_disk_is_told_and_serving_goes_on(model: Path) -> No
         assert "No space left on device" in told
         assert "serving goes on" in told
         assert len(ask(server.url, "hello")) == 8
+        assert server.metrics()["log_lost"] == 1
+        assert server.stop() == 0
+        assert "Traceback" not in server.told.text
+
+
+@pytest.mark.skipif(not FULL_DEVICE.exists(), reason="this system has no /dev/full")
+def test_access_log_on_a_full_disk_is_told_once_and_serving_goes_on(model: Path) -> None:
+    with serving(model, "--access-log", FULL_DEVICE) as server:
+        before = server.metrics()["log_lost"]
+        assert [len(ask(server.url, text)) for text in ("hello", "again", "more")] == [8, 8, 8]
+        told = server.told.wait_for(lambda line: "/dev/full" in line)
+
+        assert "No space left on device" in told
+        assert server.told.text.count("serving goes on") == 1
+        assert (before, server.metrics()["log_lost"]) == (0, 1)
         assert server.stop() == 0
         assert "Traceback" not in server.told.text
 

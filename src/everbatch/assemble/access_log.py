@@ -27,6 +27,8 @@ class AccessLogFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.is_lost = False
+        """Whether it ended because it could not be written."""
         self._file: TextIO | None = None
         if str(path) == STANDARD_ERROR:
             self._file = sys.stderr
@@ -46,6 +48,7 @@ class AccessLogFile:
             self._file.write(line + "\n")
         except OSError as error:
             file, self._file = self._file, None
+            self.is_lost = True
             logger.error(
                 "the access log %s cannot be written any more (%s): it ends here, serving goes on",
                 self._path,

@@ -36,6 +36,8 @@ class EventLogFile:
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
+        self.is_lost = False
+        """Whether it ended because it could not be written."""
         self._clock = clock
         self._file: TextIO | None = None
         self._writer: EventLogWriter | None = None
@@ -92,6 +94,7 @@ class EventLogFile:
 
     def _give_up(self, error: OSError) -> None:
         self._writer = None
+        self.is_lost = True
         logger.error(
             "the event log %s cannot be written any more (%s): it ends here, serving goes on",
             self.path,

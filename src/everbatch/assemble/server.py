@@ -7,6 +7,7 @@ and printing (cli). Called by `everbatch serve`.
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from functools import partial
 from socket import socket
 
 import uvloop
@@ -34,14 +35,19 @@ def serve_engine(
     spans: SpanSink | None,
     print_line: Callable[[str], None],
     on_ready: Callable[[], None],
+    supervisor: socket | None = None,
 ) -> None:
     """Serve until a signal comes, in this thread. Closes the socket, not the engine or the log.
 
     `spans` gets the span of each request, `print_line` the status lines; `on_ready` is called once
-    requests are answered, and then a service manager is told.
+    requests are answered, and then a service manager is told, but for a process that a `supervisor`
+    has started (server.run.serve): it tells that one.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         engine = _make_engine(real, settings, spans)
+        for name, log in (("events", real.event_log), ("access", access_log)):
+            if log is not None:
+                engine.metrics.watch_log(name, partial(getattr, log, "is_lost"))
         app = create_app(
             engine,
             _served_model(real, settings),
@@ -51,13 +57,14 @@ def serve_engine(
             keys=keys,
             log_access=None if access_log is None else access_log.write,
         )
-        manager = ServiceManager.of(os.environ)
+        manager = ServiceManager.of(os.environ) if supervisor is None else ServiceManager(None)
 
         def tell_ready() -> None:
             on_ready()
             manager.tell("READY=1")
 
-        serving = serve(app, engine, listening, settings.shutdown_grace_s, tell_ready)
+        grace_s = settings.shutdown_grace_s
+        serving = serve(app, engine, listening, grace_s, tell_ready, supervisor)
         runner.run(_watched(serving, manager, engine))
 
 

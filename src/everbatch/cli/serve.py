@@ -7,6 +7,7 @@ is printed on standard error.
 
 import logging
 import os
+import sys
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from everbatch.assemble.options import EngineOptions
 from everbatch.assemble.otlp import OtlpSpans
 from everbatch.assemble.real import RealEngine, build_engine
 from everbatch.assemble.server import serve_engine
+from everbatch.assemble.supervised import supervisor_of
+from everbatch.assemble.supervisor import supervise as keep_serving
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import counted
 from everbatch.cli.loading import loading_bar
@@ -45,6 +48,7 @@ def command(
     api_key_file: Path | None,
     access_log: Path | None,
     otlp_traces_endpoint: str | None,
+    supervise: bool,
     **given: Any,
 ) -> None:
     """Serve MODEL: a directory, a .gguf file or a hub name. Without: the default model."""
@@ -56,19 +60,31 @@ def command(
     _check_priorities(keys, options)
     if settings.log_prompts and access_log is None:
         raise ConfigError("--log-prompts writes into the access log: give --access-log, too")
-    with ExitStack() as stack:
+    with supervisor_of() as supervisor, ExitStack() as stack:
+        if supervisor is None:
+            listening = stack.enter_context(bind_socket(host, port))
+            url = _url(host, listening.getsockname()[1])
+        else:
+            listening, url = supervisor.listening, supervisor.url
+        if supervise and supervisor is None:
+            command_line = [sys.executable, "-m", "everbatch.cli.main", *sys.argv[1:]]
+            sys.exit(keep_serving(command_line, listening, url, _say))
         log = spans = None
         if access_log is not None:
             log = stack.enter_context(closing(AccessLogFile(access_log)))
         if otlp_traces_endpoint is not None:
             spans = stack.enter_context(closing(OtlpSpans(otlp_traces_endpoint, __version__)))
-        listening = stack.enter_context(bind_socket(host, port))
         with loading_bar(Console(stderr=True)) as tell:
             real = build_engine(options, tell)
+
+        def on_ready() -> None:
+            if supervisor is not None:
+                supervisor.tell_ready()
+            _print_ready(url, has_keys=len(keys) > 0)
+
         with closing(real):
             _print_options(real)
             print_access(keys, host)
-            url = _url(host, listening.getsockname()[1])
             serve_engine(
                 real,
                 listening,
@@ -77,7 +93,8 @@ def command(
                 access_log=log,
                 spans=None if spans is None else spans.write,
                 print_line=_say,
-                on_ready=lambda: _print_ready(url, has_keys=len(keys) > 0),
+                on_ready=on_ready,
+                supervisor=None if supervisor is None else supervisor.control,
             )
 
 

@@ -66,6 +66,11 @@ _OPTIONS = [
         type=float,
         help="Seconds that a step may take; then the server is not ready and who waits gets 503.",
     ),
+    _serving(
+        "--supervise",
+        is_flag=True,
+        help="Run the engine in a process of its own, which is started again when it dies.",
+    ),
     _access(
         "--api-key",
         "api_key",

@@ -6,7 +6,7 @@ and totals are read from the latest EngineStats when Prometheus asks, so that a 
 additions. docs/metrics.md says what each one is.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -34,6 +34,7 @@ from everbatch.server.step_metrics import StepMetrics
 
 DEFAULT_PREFIX = "everbatch"
 
+LOGS = ("access", "events")
 _REGULAR_ENDS = ("stop", "length")
 
 
@@ -128,6 +129,7 @@ class ServerMetrics:
         self._rejected: dict[str, int] = {}
         self._aborted = {cause.value: 0 for cause in EndCause}
         self._preempted: dict[str, int] = {}
+        self._logs: dict[str, Callable[[], bool]] = dict.fromkeys(LOGS, _kept)
         self._phases = Phases()
         self._requests = RequestHistograms()
         self._steps = StepMetrics()
@@ -137,6 +139,11 @@ class ServerMetrics:
         )
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_ServerCollector(self))
+
+    def watch_log(self, name: str, is_lost: Callable[[], bool]) -> None:
+        """Tell of one of LOGS whether it has ended before its time."""
+        assert name in self._logs
+        self._logs[name] = is_lost
 
     def fold_stats(self, stats: EngineStats) -> None:
         """Take in what a turn of the engine left behind."""
@@ -230,6 +237,13 @@ class ServerMetrics:
         )
         yield self._by_label(
             GaugeMetricFamily, "kv_blocks", "KV blocks by state.", "state", _blocks(stats)
+        )
+        yield self._by_label(
+            GaugeMetricFamily,
+            "log_lost",
+            "Logs that could not be written any more and have ended: 1.",
+            "log",
+            {log: int(is_lost()) for log, is_lost in self._logs.items()},
         )
         phases = self._phases.counts()
         yield self._gauge(
@@ -331,3 +345,7 @@ def _step_totals(steps: StepMetrics) -> list[tuple[str, str, int]]:
         ("computed_tokens", "Tokens computed in steps.", steps.scheduled_tokens),
         ("recomputed_tokens", "Of them those computed before.", steps.recomputed_tokens),
     ]
+
+
+def _kept() -> bool:
+    return False

@@ -10,16 +10,20 @@ is left then ends with finish_reason "abort" and an error. The second: the serve
 import asyncio
 import errno
 import logging
+import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
-from everbatch.base.errors import ConfigError
+from everbatch.base.errors import ConfigError, EverbatchError
 from everbatch.base.units import counted
-from everbatch.server.bridge import AsyncEngine
+from everbatch.server.bridge import AsyncEngine, EngineState
+from everbatch.server.connections import ClientConnection, RelayedConnection
+from everbatch.server.open_files import allow_connections
 
 logger = logging.getLogger("everbatch.server")
 
@@ -56,20 +60,34 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
+def bind_path(path: str) -> socket.socket:
+    """Listen on a Unix socket of this path, in place of one that is there."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(path)
+    listening.listen(BACKLOG)
+    return listening
+
+
 async def serve(
     app: FastAPI,
     engine: AsyncEngine,
     listening: socket.socket,
     grace_s: float,
     on_ready: Callable[[], None] = lambda: None,
+    supervisor: socket.socket | None = None,
 ) -> None:
     """Serve until a signal comes; `on_ready` is called once requests are answered.
 
-    Closes the socket. Run it in a loop of uvloop; signals need the main thread.
+    Closes the socket. Run it in a loop of uvloop; signals need the main thread. With a `supervisor`
+    clients come by its front (front.py); the server stops at once when that socket ends, and raises
+    EngineDied when its engine has died, to be started anew.
     """
+    allow_connections()
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=ClientConnection if supervisor is None else RelayedConnection,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -79,8 +97,14 @@ async def serve(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=FLUSH_S,
     )
-    server = _Server(config, engine, grace_s, on_ready)
+    server = _Server(config, engine, grace_s, on_ready, supervisor)
     await server.serve(sockets=[listening])
+    if server.engine_died:
+        raise EngineDied("the engine has failed, this process ends: why is in the lines above")
+
+
+class EngineDied(EverbatchError):
+    """Only a new process can serve."""
 
 
 class _Server(uvicorn.Server):
@@ -92,8 +116,11 @@ class _Server(uvicorn.Server):
         engine: AsyncEngine,
         grace_s: float,
         on_ready: Callable[[], None],
+        supervisor: socket.socket | None,
     ) -> None:
         super().__init__(config)
+        self._supervisor = supervisor
+        self.engine_died = False
         self._engine = engine
         self._grace_s = grace_s
         self._on_ready = on_ready
@@ -103,7 +130,14 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        if self._supervisor is not None:
+            self._loop.add_reader(self._supervisor, self._supervisor_gone)
         self._on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._supervisor is not None and self._engine.state is EngineState.DEAD:
+            self.engine_died = self.should_exit = True
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
@@ -127,6 +161,13 @@ class _Server(uvicorn.Server):
             # uvicorn still gives the answers of those who run a tenth of a second to go out.
             self._engine.abandon()
             self.should_exit = self.force_exit = True
+
+    def _supervisor_gone(self) -> None:
+        assert self._supervisor is not None
+        self._loop.remove_reader(self._supervisor)
+        logger.error("the supervisor has ended, and with it all connections: stopping at once")
+        self._engine.abandon()
+        self.should_exit = self.force_exit = True
 
     def _say_that_it_stops(self) -> None:
         stats = self._engine.stats
