@@ -97,6 +97,15 @@ def test_a_head_that_does_not_end_is_refused_at_its_limit(what: bytes) -> None:
 
 
 @async_test
+async def test_a_head_that_is_too_long_is_refused_though_it_came_at_once() -> None:
+    async with served() as (_, url, port):
+        long = await sent(port, b"GET /v1/models HTTP/1.1\r\nx: " + b"a" * 70_000 + b"\r\n\r\n")
+        await assert_serves(url)
+
+    assert status_and_code(long) == (431, "head_too_large")
+
+
+@async_test
 async def test_trailers_and_sizes_of_chunks_without_end_are_refused() -> None:
     trailers = b"".join(b"t%d: %s\r\n" % (number, b"a" * 100) for number in range(2_000))
     async with served() as (harness, url, port):

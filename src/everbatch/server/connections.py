@@ -56,11 +56,7 @@ class ClientConnection(HttpToolsProtocol):
         super().data_received(data)
         framing = self._num_bytes - self._num_body_bytes
         if framing > MAX_HEAD_BYTES + FRAMING_BYTES * self._num_body_bytes:
-            self._refuse(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"the request's head has more than {MAX_HEAD_BYTES:,} bytes: send less",
-                "head_too_large",
-            )
+            self._refuse_head()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser does not take; uvicorn calls this."""
@@ -75,6 +71,10 @@ class ClientConnection(HttpToolsProtocol):
             self._wait_at_most(self.head_s, "the request's head")
 
     def on_headers_complete(self) -> None:
+        # What came at once was not counted yet.
+        if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            self._refuse_head()
+            raise ValueError("the parser need not go on")
         self._wait_at_most(self.request_s, "the request's body")
         super().on_headers_complete()
 
@@ -106,6 +106,13 @@ class ClientConnection(HttpToolsProtocol):
             HTTPStatus.REQUEST_TIMEOUT,
             f"{what} was not whole after {seconds:g} s: send it faster, over another connection",
             "request_timeout",
+        )
+
+    def _refuse_head(self) -> None:
+        self._refuse(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"the request's head has more than {MAX_HEAD_BYTES:,} bytes: send less",
+            "head_too_large",
         )
 
     def _refuse(self, status: int, message: str, code: str) -> None:
