@@ -10,6 +10,7 @@
 #include "attention_scratch.hpp"
 #include "kernels.hpp"
 #include "path_math.hpp"
+#include "tile_few_rows.hpp"
 #include "tile_packing.hpp"
 #include "tile_prefetch.hpp"
 #include "tile_softmax.hpp"
@@ -98,18 +99,12 @@ void clear(const Scratch& scratch, std::size_t num_rows) {
   for (std::size_t row = 0; row < num_rows; ++row) scratch.largest[row] = -kInfinity;
 }
 
-// Add to one head of the task the tile of positions from `first` on, of which the last token sees
-// `num_seen`. What comes next is asked for in kPartsOfAHead parts.
-void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
-              std::size_t head, std::size_t first, std::size_t num_seen, Ahead& ahead) {
-  const std::size_t group = call.num_heads / call.num_kv_heads;
-  const std::size_t num_rows = task.num_tokens * group;
-  const std::size_t num_columns = round_up(num_seen, kPanelColumns);
-  TileRows rows;
-  find_rows(call, task, scratch, head, first, num_seen, rows);
-  for (std::size_t i = 0; i < num_columns; i += kHalfColumns) {
-    pack_keys(rows.keys + i, i, call.head_dim, scratch.key_panels);
-    ahead.some();
+// scores = queries times keys, of the first `num_columns` positions of a tile.
+void multiply_keys(const AttentionCall& call, const Scratch& scratch, std::size_t num_rows,
+                   std::size_t num_columns) {
+  if (score_few_rows(num_rows, num_columns, scratch.queries, call.head_dim, scratch.key_panels,
+                     scratch.scores)) {
+    return;
   }
   gemm({.x = scratch.queries,
         .x_stride = call.head_dim,
@@ -122,13 +117,15 @@ void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratc
         .out_stride = kTilePositions,
         .num_columns = kTilePositions},
        {0, num_rows}, {0, num_columns / kPanelColumns});
-  ahead.some();
-  for (std::size_t row = 0; row < num_rows; ++row) {
-    const std::size_t end = task.first_position + row / group + 1;
-    softmax_row(call, scratch, row, end > first ? end - first : 0);
+}
+
+// sums += weights times values, of the first pairs of positions of a tile.
+void multiply_values(const AttentionCall& call, const Scratch& scratch, const TileRows& rows,
+                     std::size_t num_rows, std::size_t num_position_pairs, Ahead& ahead) {
+  if (add_few_rows(num_rows, rows.values, call.head_dim, scratch.weights, num_position_pairs,
+                   scratch.sums)) {
+    return;
   }
-  ahead.some();
-  const std::size_t num_position_pairs = (num_seen + 1) / 2;
   for (std::size_t i = 0; i < num_position_pairs; i += kHalfColumns) {
     const std::size_t count = smaller(num_position_pairs - i, kHalfColumns);
     pack_values(rows.values + 2 * i, i, count, call.head_dim, scratch.value_panels);
@@ -145,6 +142,29 @@ void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratc
         .out_stride = scratch.value_columns,
         .num_columns = scratch.value_columns},
        {0, num_rows}, {0, scratch.value_columns / kPanelColumns});
+}
+
+// Add to one head of the task the tile of positions from `first` on, of which the last token sees
+// `num_seen`. What comes next is asked for in kPartsOfAHead parts.
+void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
+              std::size_t head, std::size_t first, std::size_t num_seen, Ahead& ahead) {
+  const std::size_t group = call.num_heads / call.num_kv_heads;
+  const std::size_t num_rows = task.num_tokens * group;
+  const std::size_t num_columns = round_up(num_seen, kPanelColumns);
+  TileRows rows;
+  find_rows(call, task, scratch, head, first, num_seen, rows);
+  for (std::size_t i = 0; i < num_columns; i += kHalfColumns) {
+    pack_keys(rows.keys + i, i, call.head_dim, scratch.key_panels);
+    ahead.some();
+  }
+  multiply_keys(call, scratch, num_rows, num_columns);
+  ahead.some();
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    const std::size_t end = task.first_position + row / group + 1;
+    softmax_row(call, scratch, row, end > first ? end - first : 0);
+  }
+  ahead.some();
+  multiply_values(call, scratch, rows, num_rows, (num_seen + 1) / 2, ahead);
 }
 
 // The tile from `first` on, or the first one of the next task where the task has none.

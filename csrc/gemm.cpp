@@ -17,12 +17,6 @@ namespace {
 // latency. A quarter of that costs 10 to 20 % at 1 to 8 rows, twice or four times that as much.
 constexpr std::size_t kPrefetchValues = 2048;
 
-[[maybe_unused]] inline std::uint32_t load_pair(const Bf16* x) {
-  std::uint32_t pair;
-  __builtin_memcpy(&pair, x, sizeof pair);
-  return pair;
-}
-
 #if defined(EVERBATCH_AVX512)
 
 // 12 x 2 sums, two vectors of weights and one of x: 27 of 32 registers.

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "bf16.hpp"
+
 #if defined(EVERBATCH_AVX512)
 #include <immintrin.h>
 #endif
@@ -16,6 +18,13 @@ namespace everbatch::EVERBATCH_PATH {
 
 // std::min, which is not for these files (bf16.hpp says why).
 static constexpr std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
+
+// Two values that lie side by side, as one.
+[[maybe_unused]] static inline std::uint32_t load_pair(const Bf16* x) {
+  std::uint32_t pair;
+  __builtin_memcpy(&pair, x, sizeof pair);
+  return pair;
+}
 
 // Sums are kept in so many lanes, on every path, and joined at the end.
 constexpr std::size_t kLanes = 16;

@@ -80,9 +80,11 @@ inline void interleave(const Bf16* even, const Bf16* odd, std::size_t count, Bf1
   }
 }
 
-// The same for all columns of a panel.
-inline void interleave_panel(const Bf16* even, const Bf16* odd, Bf16* out) {
 #if defined(EVERBATCH_AVX512)
+
+// The same for 32 columns, into two vectors.
+[[gnu::always_inline]] inline void interleave_panel(const Bf16* even, const Bf16* odd,
+                                                    __m512i& first, __m512i& second) {
   alignas(64) static constexpr std::uint16_t kLower[32] = {0,  32, 1,  33, 2,  34, 3,  35,
                                                            4,  36, 5,  37, 6,  38, 7,  39,
                                                            8,  40, 9,  41, 10, 42, 11, 43,
@@ -90,8 +92,19 @@ inline void interleave_panel(const Bf16* even, const Bf16* odd, Bf16* out) {
   const __m512i lower = _mm512_load_si512(kLower);
   const __m512i upper = _mm512_add_epi16(lower, _mm512_set1_epi16(16));
   const __m512i evens = _mm512_loadu_si512(even), odds = _mm512_loadu_si512(odd);
-  _mm512_store_si512(out, _mm512_permutex2var_epi16(evens, lower, odds));
-  _mm512_store_si512(out + kPanelColumns, _mm512_permutex2var_epi16(evens, upper, odds));
+  first = _mm512_permutex2var_epi16(evens, lower, odds);
+  second = _mm512_permutex2var_epi16(evens, upper, odds);
+}
+
+#endif
+
+// The same for all columns of a panel.
+inline void interleave_panel(const Bf16* even, const Bf16* odd, Bf16* out) {
+#if defined(EVERBATCH_AVX512)
+  __m512i first, second;
+  interleave_panel(even, odd, first, second);
+  _mm512_store_si512(out, first);
+  _mm512_store_si512(out + kPanelColumns, second);
 #else
   interleave(even, odd, kPanelColumns, out);
 #endif
