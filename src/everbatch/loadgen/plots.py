@@ -49,7 +49,7 @@ def plot_svg(plot: Plot) -> str:
         )
     xs = _Axis.up_to(max(x for x, _ in points), LEFT, WIDTH - RIGHT)
     y_top = max(y for _, y in points) if plot.y_top is None else plot.y_top
-    ys = _Axis.up_to(y_top, HEIGHT - BOTTOM, TOP)
+    ys = _Axis.up_to(y_top, HEIGHT - BOTTOM, TOP, to_a_tick=True)
     parts = [_grid(xs, ys), _labels(plot)]
     for index, line in enumerate(lines):
         parts.append(_path(line, index, xs, ys))
@@ -67,9 +67,12 @@ class _Axis:
     ticks: tuple[float, ...]
 
     @classmethod
-    def up_to(cls, high: float, start: float, end: float) -> "_Axis":
+    def up_to(cls, high: float, start: float, end: float, *, to_a_tick: bool = False) -> "_Axis":
+        """`to_a_tick`: it ends at a tick, so that a line at `high` is not the frame's."""
         high = high if high > 0 else 1.0
         size = round_step(high / (abs(end - start) / TICK_PLACES))
+        if to_a_tick:
+            high = math.ceil(high / size - 1e-9) * size
         ticks = tuple(number * size for number in range(math.floor(high / size + 1e-9) + 1))
         return cls(high, start, end, ticks)
 

@@ -4,7 +4,7 @@ Belongs here: what is shown, and the series of the plots. Not here: drawing (plo
 (figures.py).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from itertools import accumulate
 
@@ -84,7 +84,7 @@ def report_html(finished: Finished) -> str:
 <h2>Latencies in milliseconds, counted from when a request was
 {escape(summary["latencies_count_from"])}</h2>{_table(summary)}
 {_errors(summary)}<h2>Over time, and how they are spread</h2><div class="plots">{plots}</div>
-<h2>The generator</h2>{_facts(summary["generator"].items())}
+<h2>The generator</h2>{_generator(summary["generator"])}
 <h2>The plan</h2>{_facts((k, v) for k, v in summary.items() if _is_fact(k))}
 </body></html>
 """
@@ -170,12 +170,14 @@ def _running(records: Iterable[Record], seconds: Seconds) -> Line:
 
 
 def _rates(times: Sequence[float], duration: float) -> list[tuple[float, float]]:
-    """Give how many a second there were in each of up to 60 equal times."""
-    width = round_step(duration / NUM_BINS)
-    counts = [0] * (int(duration / width) + 1)
+    """Give how many a second there were in each of up to 60 equal times, to the end of the last."""
+    num_bins = max(1, round(duration / round_step(duration / NUM_BINS)))
+    width = duration / num_bins
+    counts = [0] * num_bins
     for time in times:
-        counts[min(int(time / width), len(counts) - 1)] += 1
-    return [(index * width, count / width) for index, count in enumerate(counts)]
+        counts[min(int(time / width), num_bins - 1)] += 1
+    rates = [(index * width, count / width) for index, count in enumerate(counts)]
+    return [*rates, (duration, rates[-1][1])]
 
 
 def _tiles(summary: Summary) -> str:
@@ -187,13 +189,28 @@ def _tiles(summary: Summary) -> str:
 
 
 def _table(summary: Summary) -> str:
-    columns = [key.removesuffix("_ttft_ms") for key in summary if key.endswith("_ttft_ms")]
+    return _statistics(
+        summary, {name: f"{name.upper()}, {words}" for name, words in LATENCIES.items()}
+    )
+
+
+def _generator(facts: Summary) -> str:
+    shares = _facts((name, value) for name, value in facts.items() if not name.endswith("_ms"))
+    return shares + _statistics(facts, {"late": "sent late, ms", "held": "held back, ms"})
+
+
+def _statistics(facts: Summary, names: Mapping[str, str]) -> str:
+    """Make a table of what is known of each: means, percentiles, the largest."""
+    keys = [key for key in facts if any(key.endswith(f"_{name}_ms") for name in names)]
+    columns = list(dict.fromkeys(key.rsplit("_", 2)[0] for key in keys))
+    # One thing by two names, for whoever reads the JSON.
+    columns = [column for column in columns if column != "p50" or "median" not in columns]
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     rows = "".join(
-        f"<tr><td>{name.upper()}, {words}</td>"
-        + "".join(f"<td>{_number(summary[f'{column}_{name}_ms'])}</td>" for column in columns)
+        f"<tr><td>{words}</td>"
+        + "".join(f"<td>{_number(facts.get(f'{column}_{name}_ms'))}</td>" for column in columns)
         + "</tr>"
-        for name, words in LATENCIES.items()
+        for name, words in names.items()
     )
     return f"<table><tr><th></th>{head}</tr>{rows}</table>"
 

@@ -3,6 +3,7 @@
 import json
 import re
 from array import array
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -18,7 +19,7 @@ from everbatch.loadgen.figures import (
 )
 from everbatch.loadgen.plots import HEIGHT, WIDTH, Line, Plot, plot_svg, round_step, short
 from everbatch.loadgen.records import Outcome, Record
-from everbatch.loadgen.report import report_html
+from everbatch.loadgen.report import plots_of, report_html
 from everbatch.loadgen.request_log import log_lines
 from everbatch.loadgen.session import Finished
 from everbatch.loadgen.statistics import milliseconds
@@ -181,6 +182,27 @@ def test_page_is_whole_and_needs_nothing_else():
     assert "&lt;script&gt;" in page
     assert "&lt;m&gt;" in page
     assert "a &lt; b" in page
+
+
+def test_rates_over_time_hold_every_token_and_last_to_the_end():
+    run = finished(record(*range(0, 1_001, 7)))
+    [plot] = [plot for plot in plots_of(run) if plot.title == "Output tokens a second"]
+    points = plot.lines[0].points
+    steps = pairwise(points)
+
+    assert points[-1][0] == pytest.approx(1.0)
+    # The first one is at 0, so none is lost at either end.
+    tokens = sum(rate * (end - start) for (start, rate), (end, _) in steps)
+    assert tokens == pytest.approx(len(range(0, 1_001, 7)))
+
+
+def test_page_tells_a_figure_once_and_the_generator_s_lateness_as_a_table():
+    page = report_html(finished(record(10, 20)))
+
+    assert page.count("<th>median</th>") == page.count("<th>p99</th>") == 2
+    assert "<th>p50</th>" not in page
+    assert "<td>sent late, ms</td>" in page
+    assert "late_ms" not in page
 
 
 @pytest.mark.parametrize("records", [(), (record(outcome=Outcome.FAILED, error="timeout"),)])
