@@ -128,4 +128,4 @@ def test_explain_says_that_a_server_has_lost_the_beginning(tmp_path) -> None:
     path.write_text("".join(lines_of(recent)), encoding="utf-8")
     answer = everbatch("explain", path, "r2")
 
-    assert "no longer has the first 1 event" in answer.out
+    assert "not here are the first 1 event:" in answer.out

@@ -7,6 +7,7 @@ the engine, who does not always wait for that thread.
 
 import errno
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,26 +30,28 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class EventLogFile:
     """Appends events to a new file; a killed process loses at most the last second.
 
-    A file of that name is kept under the first free name of the form FILE.1, FILE.2, … Raises
-    EventLogError if the path cannot be written. A full disk, now or later, is another matter: it
-    ends the log with a message, and serving goes on without it.
+    A file of that name is kept under the first free name of the form FILE.1, FILE.2, … So is the
+    log itself once it has `max_bytes`, by the look that each flush takes: it goes on in a new file,
+    whose header says how many events came before.
+
+    Raises EventLogError if the path cannot be written. A full disk, now or later, is another
+    matter: it ends the log with a message, and serving goes on without it.
     """
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, max_bytes: int | None = None) -> None:
         self.path = path
         self.is_lost = False
         """Whether it ended because it could not be written."""
         self._clock = clock
+        self._max_bytes = max_bytes
+        self._header: dict[str, object] = {}
+        self._num_events = 0
         self._file: TextIO | None = None
         self._writer: EventLogWriter | None = None
         self._lock = Lock()
         self._last_flush_ns = clock.now_ns()
         try:
-            _keep_older(path)
-            # A model's name may hold bytes that are no UTF-8; escaped so, it is still JSON.
-            self._file = path.open(
-                "w", encoding="utf-8", errors="backslashreplace", buffering=BUFFER_BYTES
-            )
+            self._file = _opened(path)
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise EventLogError(
@@ -60,9 +63,9 @@ class EventLogFile:
         """Write the first line; before that, nothing else is written."""
         if self._file is None:
             return
+        self._header = header
         try:
-            self._writer = EventLogWriter(self._file, header)
-            self._writer.flush()
+            self._begin_file(self._file)
         except OSError as error:
             self._give_up(error)
 
@@ -73,10 +76,12 @@ class EventLogFile:
                 return
             try:
                 self._writer.write(events)
+                self._num_events += len(events)
                 now_ns = self._clock.now_ns()
                 if is_idle or now_ns - self._last_flush_ns >= FLUSH_INTERVAL_NS:
                     self._writer.flush()
                     self._last_flush_ns = now_ns
+                    self._go_on_in_a_new_file()
             except OSError as error:
                 self._give_up(error)
 
@@ -92,6 +97,21 @@ class EventLogFile:
                 self._give_up(error)
             self._writer = self._file = None
 
+    def _begin_file(self, file: TextIO) -> None:
+        before = {"dropped": self._num_events} if self._num_events else {}
+        self._writer = EventLogWriter(file, self._header | before)
+        self._writer.flush()
+
+    def _go_on_in_a_new_file(self) -> None:
+        """Do so if this one is long enough; all of it has been written."""
+        if self._max_bytes is None or self._file is None:
+            return
+        if os.fstat(self._file.fileno()).st_size < self._max_bytes:
+            return
+        self._file.close()
+        self._file = _opened(self.path)
+        self._begin_file(self._file)
+
     def _give_up(self, error: OSError) -> None:
         self._writer = None
         self.is_lost = True
@@ -105,6 +125,13 @@ class EventLogFile:
         with suppress(OSError):
             if file is not None:
                 file.close()
+
+
+def _opened(path: Path) -> TextIO:
+    """Make a new file; what was there is kept."""
+    _keep_older(path)
+    # A model's name may hold bytes that are no UTF-8; escaped so, it is still JSON.
+    return path.open("w", encoding="utf-8", errors="backslashreplace", buffering=BUFFER_BYTES)
 
 
 def _keep_older(path: Path) -> None:

@@ -34,6 +34,8 @@ DEFAULT_KV_CACHE_BYTES = 4 << 30
 """Taken if a quarter of the free memory is more; pages are committed when first used."""
 
 BYTES_PER_GIB = 1 << 30
+MIN_EVENT_LOG_BYTES = 1 << 16
+"""Files of less would be thousands in a day."""
 MAX_SWAP_SPACE_GIB = 1 << 20
 """A pebibyte: more than any host has, and little enough that its bytes are exact."""
 
@@ -92,6 +94,8 @@ class EngineOptions:
     """That compute. None: chosen by the kernels from the cores that we may use."""
     seed: int = 0
     event_log: Path | None = None
+    event_log_max_size: int | None = None
+    """Bytes; beyond, it goes on in a new file."""
 
     def __post_init__(self) -> None:
         if self.max_model_len is not None:
@@ -102,6 +106,7 @@ class EngineOptions:
             _at_least("host_cache_memory", self.host_cache_memory, 1, " byte", _BYTES)
         if self.swap_space is not None:
             _check_swap_space(self.swap_space)
+        self._check_event_log_size()
         self._check_one_of("kv_cache_memory", "num_blocks")
         self._check_one_of("host_cache_memory", "num_host_blocks", "swap_space")
         _check_kernels(self.kernels, self.threads)
@@ -121,6 +126,14 @@ class EngineOptions:
                 f"preemption_mode {self.preemption_mode} moves KV blocks to a host tier, and there "
                 "is none: give --host-cache-memory or --num-host-blocks"
             )
+
+    def _check_event_log_size(self) -> None:
+        size = self.event_log_max_size
+        if size is None:
+            return
+        _at_least("event_log_max_size", size, MIN_EVENT_LOG_BYTES, " bytes", _BYTES)
+        if self.event_log is None:
+            raise ConfigError("--event-log-max-size is of the event log: give --event-log, too")
 
     def _check_one_of(self, *names: str) -> None:
         """Refuse several ways to give one size: one of them would be ignored."""

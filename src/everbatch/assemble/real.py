@@ -54,7 +54,11 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> Re
     """
     clock = WallClock()
     # Opened before the model is loaded: a path that cannot be written is known at once.
-    event_log = EventLogFile(options.event_log, clock) if options.event_log is not None else None
+    event_log = (
+        None
+        if options.event_log is None
+        else EventLogFile(options.event_log, clock, options.event_log_max_size)
+    )
     try:
         return _build(options, clock, event_log, progress or _silence)
     except BaseException:  # Ctrl-C while a model is loaded, too: a log that is open is closed.

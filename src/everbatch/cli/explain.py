@@ -167,8 +167,8 @@ def _notes(explanation: Explanation) -> str:
     if explanation.num_dropped:
         dropped = counted(explanation.num_dropped, "event")
         notes.append(
-            f"the server no longer has the first {dropped}: of what was admitted before nothing is "
-            "known (--event-log keeps all)"
+            f"not here are the first {dropped}: of what was admitted before nothing is known "
+            "(--event-log keeps all, in older files perhaps)"
         )
     if explanation.lives[0].num_namesakes:
         earlier = counted(explanation.lives[0].num_namesakes, "request")

@@ -232,6 +232,12 @@ _OPTIONS = [
         type=click.Path(dir_okay=False, path_type=Path),
         help="Write what the scheduler does to this file, as JSON Lines.",
     ),
+    _other(
+        "--event-log-max-size",
+        type=ByteSize(),
+        help='Size at which the event log goes on in a new file, such as "256MiB"; older ones are '
+        "kept. Default: none.",
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from everbatch.workload.engine_section import DEFAULTS
 MODEL_MAX_LEN = 1_000
 BLOCK_BYTES = 1 << 20
 FREE_BYTES = 1 << 40
+LOG = Path("log")
 
 
 def resolve(*, free_bytes: int = FREE_BYTES, **options: Any) -> SchedulerConfig:
@@ -161,6 +163,9 @@ def test_swapping_without_a_host_tier_is_refused(mode: str) -> None:
         ({"kv_cache_memory": "512MiB"}, "must be a number of bytes, an integer, not '512MiB'"),
         ({"kv_cache_memory": 1 << 20, "num_blocks": 1}, "--kv-cache-memory and --num-blocks say"),
         ({"host_cache_memory": 1 << 20, "num_host_blocks": 1}, "say the same: give one of them"),
+        ({"event_log": LOG, "event_log_max_size": 65_535}, "at least 65536 bytes, got 65535"),
+        ({"event_log": LOG, "event_log_max_size": 1e9}, "must be a number of bytes, an integer"),
+        ({"event_log_max_size": 65_536}, "give --event-log, too"),
         ({"swap_space": 1, "num_host_blocks": 1}, "--num-host-blocks and --swap-space say"),
         ({"aging_steps": 3}, "aging_steps is 3, but the policy is fcfs .* --policy priority"),
         ({"policy": "vtc", "aging_steps": 3}, "aging_steps is 3, but the policy is vtc"),

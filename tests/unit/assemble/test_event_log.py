@@ -81,6 +81,61 @@ def test_older_logs_are_kept_under_the_next_free_number(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_log_that_is_long_enough_goes_on_in_a_new_file(tmp_path: Path) -> None:
+    path, clock = tmp_path / "log", VirtualClock()
+    log = EventLogFile(path, clock, max_bytes=400)
+    log.begin({"seed": 7})
+    for number in range(12):
+        log.write([arrived(number)], is_idle=True)
+    log.close()
+    files = [tmp_path / name for name in ("log.1", "log.2", "log.3", "log")]
+    headers = [read_header(file.read_text().splitlines(keepends=True)[0]) for file in files]
+    events = [events_in(file) for file in files]
+    counts = [len(some) for some in events]
+
+    assert sum(events, []) == [arrived(number) for number in range(12)]
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert all(header["seed"] == 7 for header in headers)
+    assert [header.get("dropped", 0) for header in headers] == [
+        0, counts[0], sum(counts[:2]), sum(counts[:3])
+    ]  # fmt: skip
+    # Each went on until it was long enough, and no longer.
+    for file in files[:-1]:
+        *before, last = file.read_bytes().splitlines(keepends=True)
+        assert len(b"".join(before)) < 400 <= len(b"".join(before) + last)
+
+
+def test_log_goes_on_within_a_second_of_its_size(tmp_path: Path) -> None:
+    path, clock = tmp_path / "log", VirtualClock()
+    log = EventLogFile(path, clock, max_bytes=400)
+    log.begin({})
+    log.write([arrived(number) for number in range(50)], is_idle=False)
+    before = len(list(tmp_path.iterdir()))
+    clock.advance(NS_PER_S)
+    log.write([arrived(50)], is_idle=False)
+
+    assert (before, len(list(tmp_path.iterdir()))) == (1, 2)
+    assert len(events_in(tmp_path / "log.1")) == 51
+    log.close()
+
+
+def test_log_whose_folder_has_gone_ends_and_serving_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    log = EventLogFile(folder / "log", VirtualClock(), max_bytes=100)
+    log.begin({})
+    (folder / "log").unlink()
+    folder.rmdir()
+    with caplog.at_level(logging.ERROR):
+        for number in range(3):
+            log.write([arrived(number)], is_idle=True)
+
+    assert caplog.text.count("serving goes on") == 1
+    log.close()
+
+
 def test_empty_file_of_that_name_is_used(tmp_path: Path) -> None:
     path = tmp_path / "log"
     EventLogFile(path, VirtualClock()).close()
