@@ -94,7 +94,7 @@ def read_log(path: Path, progress: BytesRead | None = None) -> RecordedLog:
         if reader.header.get("dropped"):
             raise ConfigError(
                 f"the event log {path} lacks its beginning, since a server keeps its last events "
-                "alone, or --event-log-max-size has split it: replay the whole file of an --event-log"
+                "alone, or --event-log-max-size has split it: replay an --event-log that is whole"
             )
         for event in recorded_events(path, progress):
             reader.take(event)

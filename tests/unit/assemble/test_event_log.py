@@ -2,6 +2,7 @@
 
 import logging
 import os
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_log_that_is_long_enough_goes_on_in_a_new_file(tmp_path: Path) -> None:
     events = [events_in(file) for file in files]
     counts = [len(some) for some in events]
 
-    assert sum(events, []) == [arrived(number) for number in range(12)]
+    assert list(chain(*events)) == [arrived(number) for number in range(12)]
     assert sorted(tmp_path.iterdir()) == sorted(files)
     assert all(header["seed"] == 7 for header in headers)
     assert [header.get("dropped", 0) for header in headers] == [
