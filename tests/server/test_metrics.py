@@ -73,6 +73,32 @@ async def test_counters_tell_what_was_done() -> None:
 
 
 @async_test
+async def test_cached_prompt_tokens_and_the_longest_sample_are_told() -> None:
+    harness = make_harness(enable_prefix_caching=True)
+    async with in_process(harness) as client:
+        for _ in range(2):
+            await client.post(COMPLETIONS, json={"prompt": "x" * 40, "max_tokens": 2})
+        body = {"prompt": "y", "n": 2, "max_tokens": 40, "stop": "#1"}
+        answer = await client.post(COMPLETIONS, json=body)
+        samples = await _samples(client)
+
+    wanted = {
+        "prompt_tokens_total": 81,
+        "prompt_tokens_cached_total": 32,
+        "prompt_tokens_by_source_total/local_compute": 49,
+        "prompt_tokens_by_source_total/local_cache_hit": 32,
+        "request_prefill_kv_computed_tokens_sum": 40 + 8 + 1,
+        # The sample that says "#1" first is stopped at once; the other has all its tokens.
+        "request_max_num_generation_tokens_sum": 2 + 2 + 40,
+        "request_generation_tokens_sum": 2 + 2 + answer.json()["usage"]["completion_tokens"],
+    }
+    assert wanted == {name: samples[name] for name in wanted}
+    assert answer.json()["usage"]["completion_tokens"] < 2 * 40
+    [sizes] = [name for name in samples if name.startswith("cache_config_info/")]
+    assert sorted(sizes.split("/")[1:]) == sorted(["16", "64", "0", "True"])
+
+
+@async_test
 async def test_gauges_tell_who_runs_and_who_waits() -> None:
     harness = make_harness(max_num_seqs=2)
     async with in_process(harness) as client:

@@ -289,16 +289,15 @@ class AsyncEngine:
                 sample = self._live.sample(event.id)
                 if sample is not None:
                     sample.request.admitted_ns = event.t
+                    sample.request.num_cached_tokens = event.cached_tokens
                     self.metrics.observe_admission(sample.request)
                     sample.receiver.admitted(event.cached_tokens)
 
     def _push(
         self, sample: LiveSample, output: TokenOutput, now_ns: int, is_stop_token: bool
     ) -> None:
-        request = sample.request
         self.metrics.observe_token(sample, now_ns)
-        sample.last_token_ns = now_ns
-        request.note_token(now_ns)
+        sample.note_token(now_ns)
         try:
             sample.receiver.push(output, is_stop_token=is_stop_token)
         except Exception:  # The request's border: one bad text must not end the others.

@@ -100,8 +100,12 @@ class LiveRequest:
     admitted_ns: int | None = None
     first_token_ns: int | None = None
     last_token_ns: int | None = None
+    num_cached_tokens: int = 0
+    """Of its prompt, found in the prefix cache."""
     num_output_tokens: int = 0
     """Of all its samples."""
+    longest_sample_tokens: int = 0
+    """Output tokens of the longest sample that has ended."""
     reason: FinishReason | None = None
     """How its samples ended so far: the first one that was cut, if any was."""
     cause: EndCause | None = None
@@ -127,6 +131,13 @@ class LiveSample:
     request: LiveRequest
     receiver: Receiver
     last_token_ns: int | None = None
+    num_output_tokens: int = 0
+
+    def note_token(self, now_ns: int) -> None:
+        """It has got a token."""
+        self.last_token_ns = now_ns
+        self.num_output_tokens += 1
+        self.request.note_token(now_ns)
 
 
 class LiveRequests:
@@ -200,6 +211,8 @@ class LiveRequests:
         """Take a sample out; gives whether its request went with it."""
         del self._samples[sample.id]
         request = sample.request
+        longest = max(request.longest_sample_tokens, sample.num_output_tokens)
+        request.longest_sample_tokens = longest
         del request.samples[sample.id]
         if request.samples:
             return False

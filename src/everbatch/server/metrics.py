@@ -35,6 +35,13 @@ from everbatch.server.step_metrics import StepMetrics
 DEFAULT_PREFIX = "everbatch"
 
 LOGS = ("access", "events")
+# vLLM's labels, and our options behind them.
+_CACHE_CONFIG = {
+    "block_size": "block_size",
+    "num_gpu_blocks": "num_blocks",
+    "num_cpu_blocks": "num_host_blocks",
+    "enable_prefix_caching": "enable_prefix_caching",
+}
 _REGULAR_ENDS = ("stop", "length")
 
 
@@ -77,6 +84,16 @@ class RequestHistograms:
         self.max_tokens = Histogram(
             "request_params_max_tokens", "max_tokens of an ended request.", LENGTH_BUCKETS
         )
+        self.computed_prompt_tokens = Histogram(
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of an ended request that were not in the prefix cache.",
+            LENGTH_BUCKETS,
+        )
+        self.longest_output = Histogram(
+            "request_max_num_generation_tokens",
+            "Output tokens of the longest sample of an ended request.",
+            LENGTH_BUCKETS,
+        )
         self.n = Histogram("request_params_n", "Samples of an ended request.", COUNT_BUCKETS)
         self.preemptions = Histogram(
             "request_num_preemptions", "Preemptions of an ended request.", (0, *COUNT_BUCKETS)
@@ -89,7 +106,9 @@ class RequestHistograms:
         """Observe a request that ended by itself or at its limit."""
         self.e2e.observe((now_ns - request.arrival_ns) / NS_PER_S)
         self.prompt_tokens.observe(request.num_prompt_tokens)
+        self.computed_prompt_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
         self.output_tokens.observe(request.num_output_tokens)
+        self.longest_output.observe(request.longest_sample_tokens)
         self.n.observe(request.num_samples)
         if request.max_tokens is not None:
             self.max_tokens.observe(request.max_tokens)
@@ -124,6 +143,7 @@ class ServerMetrics:
         self.model_name = model_name
         self._prefix = f"{prefix}:"
         self._stats = stats
+        self._config = config
         self._max_queue_tokens = 0 if config is None else config.max_queue_tokens
         self._max_queue_requests = 0 if config is None else config.max_queue_requests
         self._rejected: dict[str, int] = {}
@@ -270,7 +290,10 @@ class ServerMetrics:
             counter = CounterMetricFamily(self._prefix + name, text, labels=["model_name"])
             counter.add_metric([self.model_name], count)
             yield counter
+        yield self._cache_config()
         for name, text, label, counts in (
+            ("prompt_tokens_by_source", "Prompt tokens by where their KV came from.", "source",
+             _sources(stats)),
             ("num_preemptions_by_way", "Preemptions by what became of the victim's blocks.", "way",
              self._preempted),
             ("request_success", "Requests that have ended, by how.", "finished_reason",
@@ -292,6 +315,17 @@ class ServerMetrics:
         gauge = GaugeMetricFamily(self._prefix + name, text, labels=["model_name"])
         gauge.add_metric([self.model_name], value)
         return gauge
+
+    def _cache_config(self) -> Metric:
+        """Give the KV cache's sizes as labels, as vLLM does; nothing where nobody told them."""
+        labels = ["model_name", *_CACHE_CONFIG]
+        family = GaugeMetricFamily(
+            f"{self._prefix}cache_config_info", "The KV cache's sizes, as labels.", labels=labels
+        )
+        if self._config is not None:
+            told = [str(getattr(self._config, name)) for name in _CACHE_CONFIG.values()]
+            family.add_metric([self.model_name, *told], 1)
+        return family
 
     def _by_label(
         self,
@@ -330,11 +364,21 @@ def _blocks(stats: EngineStats) -> dict[str, int]:
     return {"free": free, "cached": cached, "used": stats.num_blocks - free - cached}
 
 
+def _sources(stats: EngineStats) -> dict[str, int]:
+    cached = stats.prefix_cache_hits
+    return {"local_compute": stats.prompt_tokens - cached, "local_cache_hit": cached}
+
+
 def _totals(stats: EngineStats) -> list[tuple[str, str, int]]:
     return [
         ("num_preemptions", "Times a request lost its KV cache.", stats.num_preemptions),
         ("prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens),
         ("generation_tokens", "Output tokens.", stats.generation_tokens),
+        (
+            "prompt_tokens_cached",
+            "Prompt tokens found in the prefix cache.",
+            stats.prefix_cache_hits,
+        ),
         ("prefix_cache_queries", "Tokens looked up in the cache.", stats.prefix_cache_queries),
         ("prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_cache_hits),
     ]
