@@ -50,10 +50,14 @@ def _facts(figures: dict[str, Any]) -> Table:
         table.add_row("together", f"{share:.1f} % arrive at the same moment as the row before")
     prefix = figures["prefix"]
     if prefix is not None:
+        part = (
+            "" if prefix["rows"] == figures["rows"] else f", in the first {prefix['rows']:,} rows"
+        )
         table.add_row(
             "prefix hits",
             f"{100 * prefix['hit_rate']:.1f} % of {prefix['pieces']:,} blocks or texts, "
-            f"{100 * prefix['hit_token_rate']:.1f} % of prompt tokens, in a cache without bounds",
+            f"{100 * prefix['hit_token_rate']:.1f} % of prompt tokens, in a cache without "
+            f"bounds{part}",
         )
     return table
 

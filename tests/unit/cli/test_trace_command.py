@@ -10,6 +10,8 @@ from subprocess import DEVNULL, Popen
 import pytest
 from command_line import everbatch, read_lines
 
+from everbatch.workload.traces import statistics
+
 FILES = Path(__file__).parents[1] / "workload" / "trace_files"
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "traces"
 AZURE, MOONCAKE = FILES / "azure.csv", FILES / "mooncake.jsonl"
@@ -70,6 +72,21 @@ def test_inspect_counts_what_an_unbounded_cache_would_hit(tmp_path):
     # The second hits 40 of 48 tokens; in the third nothing behind the new text counts.
     assert (found["pieces"], found["hit_pieces"], found["hit_tokens"]) == (5, 1, 80)
     assert found["hit_token_rate"] == 80 / 200
+
+
+def test_inspect_looks_at_so_many_different_pieces_and_says_in_how_many_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "MAX_PIECES", 3)
+    rows = [
+        {"prompt_tokens": 50, "prefix": [{"text": f"{n // 2}", "tokens": 40}]} for n in range(10)
+    ]
+
+    path = plain(tmp_path, *rows)
+    found = figures(path)["prefix"]
+
+    # The fifth row has the third text.
+    assert (found["rows"], found["pieces"], found["hit_pieces"]) == (5, 5, 2)
+    assert found["hit_token_rate"] == 80 / 250
+    assert "without bounds, in the first 5 rows" in everbatch("trace", "inspect", path).out
 
 
 def test_inspect_tells_rows_without_tokens(tmp_path):

@@ -1,7 +1,7 @@
 """What a trace is like: rate, burstiness, lengths, shared prefixes, arrivals over time.
 
-Counted row by row. What is kept grows with the number of different lengths and of different pieces
-of prefixes, not with the number of rows. Called by the command line.
+Counted row by row. What is kept grows with the number of different lengths and, up to a limit, of
+different pieces of prefixes, not with the number of rows. Called by the command line.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,8 @@ from everbatch.workload.traces.rows import TraceRow
 
 PERCENTS = (50, 90, 99)
 MAX_BINS = 2048
+MAX_PIECES = 2_000_000
+"""Different ones; some 250 MB. What comes after the row with the last of them is not looked at."""
 
 
 @dataclass(slots=True)
@@ -123,12 +125,25 @@ class PrefixHits:
 
     def __init__(self) -> None:
         self._longest: dict[str, int] = {}
+        self.num_rows = 0
+        """Looked at."""
+        self.prompt_tokens = 0
+        """Of those."""
         self.num_pieces = 0
         self.num_hits = 0
         self.hit_tokens = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more rows are looked at."""
+        return len(self._longest) >= MAX_PIECES
+
     def add(self, row: TraceRow) -> None:
+        if self.is_full:
+            return
         longest = self._longest
+        self.num_rows += 1
+        self.prompt_tokens += row.prompt_tokens
         is_hit = True
         for piece in row.extras.prefix:
             name = piece.text or ""
@@ -141,17 +156,22 @@ class PrefixHits:
             if piece.tokens > known:
                 longest[name] = piece.tokens
 
-    def figures(self, prompt_tokens: int) -> dict[str, Any] | None:
-        """Give hit rates; None if nothing is known of prefixes."""
+    def figures(self) -> dict[str, Any] | None:
+        """Give hit rates of the rows that were looked at; None if nothing is known of prefixes."""
         if not self.num_pieces:
             return None
         return {
+            "rows": self.num_rows,
             "pieces": self.num_pieces,
             "hit_pieces": self.num_hits,
             "hit_rate": self.num_hits / self.num_pieces,
             "hit_tokens": self.hit_tokens,
-            "hit_token_rate": self.hit_tokens / prompt_tokens if prompt_tokens else None,
+            "hit_token_rate": _share(self.hit_tokens, self.prompt_tokens),
         }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 class TraceStatistics:
@@ -178,12 +198,10 @@ class TraceStatistics:
             self._gaps.add(row.arrival_ns)
             assert self._gaps.first is not None
             self._histogram.add(row.arrival_ns - self._gaps.first)
-        if row.extras.prefix:
-            self._prefixes.add(row)
+        self._prefixes.add(row)
 
     def figures(self, num_bins: int) -> dict[str, Any]:
         """Give everything as JSON; arrivals over time in at most so many bins."""
-        prompts = self._prompts.figures()
         histogram = None
         if self._gaps.first is not None:
             width, counts = self._histogram.bins(num_bins, self._gaps.span)
@@ -192,8 +210,8 @@ class TraceStatistics:
             "rows": self.num_rows,
             **self._num_without,
             **self._gaps.figures(),
-            "prompt_tokens": prompts,
+            "prompt_tokens": self._prompts.figures(),
             "output_tokens": self._outputs.figures(),
-            "prefix": self._prefixes.figures(prompts["total"]),
+            "prefix": self._prefixes.figures(),
             "arrivals": histogram,
         }
