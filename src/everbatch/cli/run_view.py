@@ -90,6 +90,8 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
             "nothing; --horizon stops earlier, --perfetto FILE shows all)",
             soft_wrap=True,
         )
+    if "requests" not in summary and summary["first_rejection"] is not None:
+        console.print(f"\n{summary['first_rejection']}", soft_wrap=True)
     if "requests" in summary:
         end = summary["steps"] if summary["duration_s"] is None else summary["duration_s"]
         _print_requests(summary["requests"], end, console)

@@ -57,6 +57,7 @@ class Counters:
     last_arrival: int = 0
     waiting_at_last_arrival: int = 0
     num_rejected: int = 0
+    first_rejection: str | None = None
     failed_steps: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)
     """By finish reason."""
@@ -138,6 +139,8 @@ class Accounts:
         record.rejected, record.state = message, "FINISHED"
         self.counters.num_arrived += 1
         self.counters.num_rejected += 1
+        if self.counters.first_rejection is None:
+            self.counters.first_rejection = f"{request_id} was refused: {message}"
         self._end(record)
 
     def note_idle(self, cause: str, slot_iterations: int) -> None:

@@ -47,6 +47,7 @@ def figures(accounts: Accounts, scenario: Scenario, live: list[RequestRecord]) -
         "num_arrived": counters.num_arrived,
         "num_finished": dict(sorted(counters.num_finished.items())),
         "num_rejected": counters.num_rejected,
+        "first_rejection": counters.first_rejection,
         "backlog": {
             "last_arrival": unit.written(counters.last_arrival),
             "waiting_then": counters.waiting_at_last_arrival,

@@ -102,6 +102,12 @@ def test_requests_none_leaves_the_part_out(scenario):
     assert summary["steps"] == 3
 
 
+def test_without_requests_the_first_refusal_is_told(scenario):
+    answer = everbatch("simulate", scenario, "--requests", "none")
+
+    assert answer.out.count("b was refused: prompt has 300 tokens") == 1
+
+
 def test_requests_go_to_their_file(scenario, tmp_path):
     path = tmp_path / "requests.json"
     whole = json.loads(everbatch("simulate", scenario, "--json").out)

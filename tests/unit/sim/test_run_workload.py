@@ -76,6 +76,7 @@ def test_in_a_closed_loop_a_refused_request_has_ended(tmp_path):
     summary = run(scenario_of(tmp_path, arrivals="closed", users=1, num_requests=3, **long))
 
     assert summary["num_rejected"] == 3
+    assert summary["first_rejection"].startswith("0 was refused: prompt has 5,000 tokens")
 
 
 def test_another_seed_makes_other_requests(tmp_path):
