@@ -2,14 +2,12 @@
 
 import asyncio
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from otlp_collector import attributes_of, collecting
 from server.fakes import (
     SpeakingExecutor,
     StepClock,
@@ -29,7 +27,6 @@ from everbatch.server.spans import MAX_SPAN_EVENTS, RequestTrace, Span, SpanEven
 COMPLETIONS = "/v1/completions"
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ERROR = 2
-WAIT_S = 30
 
 
 class DatedClock(StepClock):
@@ -37,56 +34,6 @@ class DatedClock(StepClock):
 
     def unix_ns(self) -> int:
         return 1_700_000_000 * 10**9
-
-
-class Collector:
-    """Takes spans as a collector does; a shut gate makes it one that does not answer."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.resources: list[Any] = []
-        self.paths: list[str] = []
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def take(self, path: str, body: bytes) -> None:
-        message = ExportTraceServiceRequest()
-        message.ParseFromString(body)
-        self.paths.append(path)
-        for resource_spans in message.resource_spans:
-            self.resources.append(_attributes(resource_spans.resource))
-            for scope in resource_spans.scope_spans:
-                self.spans += scope.spans
-
-
-@contextmanager
-def collecting() -> Iterator[tuple[Collector, str]]:
-    """A collector on a free loopback port, and its address."""
-    collector = Collector()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            collector.gate.wait(WAIT_S)
-            collector.take(self.path, body)
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield collector, f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        collector.gate.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @contextmanager
@@ -97,18 +44,6 @@ def sending(url: str) -> Iterator[OtlpSpans]:
         yield spans
     finally:
         spans.close()
-
-
-def _attributes(of: Any) -> dict[str, Any]:
-    found = {}
-    for one in of.attributes:
-        value = getattr(one.value, one.value.WhichOneof("value"))
-        found[one.key] = [item.string_value for item in value.values] if _is_list(one) else value
-    return found
-
-
-def _is_list(attribute: Any) -> bool:
-    return attribute.value.WhichOneof("value") == "array_value"
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +72,7 @@ def test_span_tells_a_request_s_life() -> None:
                     )
             [span] = collector.spans
 
-        told = _attributes(span)
+        told = attributes_of(span)
         assert (span.name, span.kind, span.status.code) == ("llm_request", 2, 0)
         assert span.trace_id.hex() == TRACE_ID
         assert span.parent_span_id.hex() == PARENT_ID
