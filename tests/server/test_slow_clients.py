@@ -109,11 +109,37 @@ async def test_an_answer_in_one_piece_has_no_such_limit() -> None:
     assert len(answer.content) > 1_024
 
 
+@pytest.mark.parametrize("n", [1, 4])
+def test_what_no_client_could_have_read_yet_is_no_sign_of_a_slow_one(n: int) -> None:
+    """The events with which an answer begins repeat what was asked, and may be large."""
+
+    @async_test
+    async def run() -> None:
+        harness = make_harness(settings={"max_client_buffer_bytes": 1_024})
+        # As many tokens as the context takes, and more bytes in JSON than the buffer has.
+        text = "\x01" * 400
+        async with listening(harness) as url, httpx.AsyncClient(base_url=url) as client:
+            echo = {"prompt": text, "echo": True, "n": n, "max_tokens": 1, "stream": True}
+            told = {"input": "x", "metadata": {"a": text}, "stream": True}
+            answers = [
+                await client.post(COMPLETIONS, json=echo),
+                await client.post("/v1/responses", json=told | {"max_output_tokens": 1}),
+            ]
+
+        for answer in answers:
+            assert len(answer.content) > 1_024
+            assert "slow_client" not in answer.text
+
+    run()
+
+
 @pytest.mark.parametrize(("sizes", "overflows"), [((6, 4), False), ((6, 4, 1), True)])
 def test_a_channel_is_full_beyond_its_limit(sizes: tuple[int, ...], overflows: bool) -> None:
     called: list[str] = []
     channel = Channel(1, max_bytes=10)
     channel.on_overflow = lambda: called.append("overflow")
+    channel.put(b"x" * 100)
+    assert len(channel.take()) == 100
     for size in sizes:
         channel.put(b"x" * size)
     channel.put(b"")
@@ -125,6 +151,7 @@ def test_a_channel_is_full_beyond_its_limit(sizes: tuple[int, ...], overflows: b
 
 def test_what_was_taken_leaves_room() -> None:
     channel = Channel(1, max_bytes=10)
+    channel.take()
     for _ in range(5):
         channel.put(b"x" * 9)
         assert channel.take() == b"x" * 9

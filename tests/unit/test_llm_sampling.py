@@ -45,6 +45,29 @@ def test_options_changed_later_are_checked_when_used(llm: LLM) -> None:
         llm.generate("a", params)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize(
+    "option", [{"top_p": 5e-324}, {"temperature": 5e-324}, {"top_p": 1e-40}, {"min_p": 1.0}]
+)
+def test_value_that_leaves_the_likeliest_token_alone_is_greedy(
+    model: Path, kernels: str, option: dict[str, float]
+) -> None:
+    llm = LLM(model, num_blocks=64, kernels=kernels)
+
+    assert text_of(llm, "abc", SamplingParams(seed=1, max_tokens=24, **option)) == text_of(
+        llm, "abc"
+    )
+
+
+def test_repetition_penalty_by_which_nothing_can_be_divided_is_refused(llm: LLM) -> None:
+    least = SamplingParams(temperature=0, max_tokens=4, repetition_penalty=0.01)
+
+    assert len(text_of(llm, "abc", least)) == 4
+    for value in (0.0099, 5e-324):
+        with pytest.raises(InvalidRequest, match=r"repetition_penalty must lie in \[0.01, 2\]"):
+            SamplingParams(repetition_penalty=value)
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [

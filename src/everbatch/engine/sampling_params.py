@@ -14,6 +14,8 @@ from everbatch.engine.structured_outputs import StructuredOutputsParams, structu
 DEFAULT_MAX_TOKENS = 16
 """vLLM's. Of the Python API: in a request of the HTTP API absent means None."""
 MAX_N = 128
+MIN_REPETITION_PENALTY = 0.01
+"""Logits are divided by it: by much less they would be infinite."""
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1_000
@@ -73,7 +75,7 @@ class SamplingParams:
         _number(self.min_p, "min_p", 0.0, 1.0)
         _number(self.presence_penalty, "presence_penalty", -2.0, 2.0)
         _number(self.frequency_penalty, "frequency_penalty", -2.0, 2.0)
-        _number(self.repetition_penalty, "repetition_penalty", 0.0, 2.0, above_low=True)
+        _number(self.repetition_penalty, "repetition_penalty", MIN_REPETITION_PENALTY, 2.0)
         if self.seed is not None:
             _whole(self.seed, "seed", MIN_SEED, MAX_SEED)
         if self.max_tokens is not None:

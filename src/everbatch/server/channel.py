@@ -4,8 +4,9 @@ Belongs here: bytes, the count of open generations, one waiter. Not here: what t
 on the event loop: the bridge's calls fill it, one coroutine empties it.
 
 A client that reads slowly is waited for by the writer, while the engine goes on; bytes that piled
-up go out as one write. When more than `max_bytes` have piled up the client is too slow: they are
-dropped, the channel fails, and `on_overflow` lets the engine go.
+up go out as one write. When more than `max_bytes` have piled up while the writer was writing the
+client is too slow: they are dropped, the channel fails, and `on_overflow` lets the engine go. What
+comes while the writer waits has no such limit: however much it is, no client could have read it.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ class Channel:
 
     __slots__ = (
         "_chunks",
+        "_is_writing",
         "_max_bytes",
         "_num_bytes",
         "_num_open",
@@ -31,6 +33,7 @@ class Channel:
     def __init__(self, num_generations: int, max_bytes: int) -> None:
         self._chunks: list[bytes] = []
         self._num_bytes = 0
+        self._is_writing = False
         self._max_bytes = max_bytes
         self._num_open = num_generations
         self.on_overflow: Callable[[], None] = _nothing
@@ -46,10 +49,11 @@ class Channel:
     def put(self, chunk: bytes) -> None:
         if self.error is not None:
             return
-        self._num_bytes += len(chunk)
-        if self._num_bytes > self._max_bytes:
-            self._overflow()
-            return
+        if self._is_writing:
+            self._num_bytes += len(chunk)
+            if self._num_bytes > self._max_bytes:
+                self._overflow()
+                return
         self._chunks.append(chunk)
         self._wake()
 
@@ -70,7 +74,9 @@ class Channel:
         self._wake()
 
     async def wait(self) -> None:
-        """Return when there are bytes or all is over. One coroutine may wait."""
+        """Return when there are bytes or all is over. One coroutine may wait: the writer, which has
+        written all that it took."""
+        self._is_writing = False
         if self._chunks or self.is_over:
             return
         assert self._waiter is None
@@ -81,7 +87,8 @@ class Channel:
             self._waiter = None
 
     def take(self) -> bytes:
-        """Take what there is, possibly nothing."""
+        """Take what there is, possibly nothing, to write it."""
+        self._is_writing = True
         chunks = self._chunks
         self._num_bytes = 0
         if len(chunks) == 1:

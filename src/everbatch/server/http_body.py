@@ -5,7 +5,9 @@ Belongs here: ASGI messages in. Not here: what the body says.
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from http import HTTPStatus
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +16,13 @@ from starlette.types import Receive, Scope, Send
 from everbatch.server.channel import Channel
 from everbatch.server.errors import ApiError
 
+Made = TypeVar("Made")
+
+MAX_BODY_S = 60
+"""From the headers to the end of a body: whoever is slower keeps memory for nothing."""
+MAX_INLINE_BYTES = 1 << 16
+"""Longer bodies are made into values on another thread: 4 MiB of messages take a second or two, and
+the streams would wait for it."""
 MAX_DISCARDED_BYTES = 16 << 20
 MAX_DISCARD_S = 10
 
@@ -23,7 +32,26 @@ class ClientLeft(Exception):
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body; raises ApiError 413 as soon as it is known to be above `max_bytes`."""
+    """Read the body; raises ApiError 413 as soon as it is known to be above `max_bytes`, 408 if it
+    has not come in MAX_BODY_S."""
+    try:
+        async with asyncio.timeout(MAX_BODY_S):
+            return await _read(request, max_bytes)
+    except TimeoutError:
+        raise ApiError(
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"the body had not come after {MAX_BODY_S} s: send it at once",
+            code="request_timeout",
+            headers={"Connection": "close"},
+        ) from None
+
+
+async def beside_loop(num_bytes: int, work: Callable[[], Made]) -> Made:
+    """Give what `work` makes of a body of this size, on another thread if it is long."""
+    return work() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
     _check_content_type(request)
     length = request.headers.get("content-length")
     if length is not None and int(length) > max_bytes:
@@ -85,8 +113,10 @@ async def _discard(receive: Receive) -> None:
 
 def _check_content_type(request: Request) -> None:
     given = request.headers.get("content-type")
-    # A web page may post a form or plain text to a server on localhost unasked, but not JSON.
-    if given is not None and given.partition(";")[0].strip().lower() != "application/json":
+    # A web page may post a form, plain text, or what has no type to a server on localhost unasked,
+    # but not JSON. Its browser says where it is from; programs may leave the type out.
+    is_json = given is not None and given.partition(";")[0].strip().lower() == "application/json"
+    if not is_json and (given is not None or "origin" in request.headers):
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"the body's Content-Type is {given!r}: send application/json",

@@ -18,6 +18,12 @@ Operation = dict[str, Any]
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
+# Of each event.
+_EVENT: Schema = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": STRING, "event": STRING},
+}
 _RETRY = {
     "Retry-After": {
         "description": "Seconds until it is worth another try.",
@@ -37,6 +43,7 @@ _WORDS = {
     401: "No API key, or one that is not known here",
     403: "The API key is that of a tenant",
     404: "Another model",
+    408: "The body did not come",
     413: "More than --max-body-size",
     415: "A Content-Type other than application/json",
     429: "As many requests as there may be",
@@ -44,7 +51,7 @@ _WORDS = {
     503: "Not now: it stops, hangs, has failed, or a deadline is over",
 }
 # What a body may meet, and what an answer may, besides.
-_OF_BODIES = (400, 401, 404, 413, 415, 500)
+_OF_BODIES = (400, 401, 404, 408, 413, 415, 500)
 _OF_ANSWERS = (*_OF_BODIES, 429, 503)
 _SECONDS = {"type": "string", "pattern": r"^([0-9]{1,5}(\.[0-9]{1,9})?)?$"}
 
@@ -101,20 +108,20 @@ def _get(
 
 
 COMPLETIONS = _post(
-    bodies.COMPLETIONS, _OF_ANSWERS, {_JSON: shown("Completion"), _EVENTS: STRING}, _STANDING
+    bodies.COMPLETIONS, _OF_ANSWERS, {_JSON: shown("Completion"), _EVENTS: _EVENT}, _STANDING
 )
 CHAT_COMPLETIONS = _post(
     bodies.CHAT_COMPLETIONS,
     _OF_ANSWERS,
-    {_JSON: shown("ChatCompletion"), _EVENTS: STRING},
+    {_JSON: shown("ChatCompletion"), _EVENTS: _EVENT},
     _STANDING,
 )
 RESPONSES = _post(
-    bodies.RESPONSES, _OF_ANSWERS, {_JSON: shown("Response"), _EVENTS: STRING}, _STANDING
+    bodies.RESPONSES, _OF_ANSWERS, {_JSON: shown("Response"), _EVENTS: _EVENT}, _STANDING
 )
 TOKENIZE = _post(bodies.TOKENIZE, _OF_BODIES, {_JSON: shown("Tokens")}, _ANY_REQUEST)
 DETOKENIZE = _post(bodies.DETOKENIZE, _OF_BODIES, {_JSON: shown("Text")}, _ANY_REQUEST)
-ABORT = _post(bodies.ABORT, (400, 401, 413, 415, 500), {_JSON: shown("Aborted")}, _ANY_REQUEST)
+ABORT = _post(bodies.ABORT, (400, 401, 408, 413, 415, 500), {_JSON: shown("Aborted")}, _ANY_REQUEST)
 HEALTH = _get({}, 503)
 READY = _get({}, 503)
 VERSION = _get({_JSON: shown("Version")})

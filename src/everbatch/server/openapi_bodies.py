@@ -96,7 +96,7 @@ _COMMON: dict[str, Schema] = {
     "ignore_eos": _BOOLEAN,
     "presence_penalty": _NUMBER | {"minimum": -2, "maximum": 2, "default": 0},
     "frequency_penalty": _NUMBER | {"minimum": -2, "maximum": 2, "default": 0},
-    "repetition_penalty": _NUMBER | {"exclusiveMinimum": 0, "maximum": 2, "default": 1},
+    "repetition_penalty": _NUMBER | {"minimum": 0.01, "maximum": 2, "default": 1},
     "logit_bias": {
         "type": "object",
         "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},

@@ -6,6 +6,7 @@ Belongs here: path to answer, in reading order. Not here: how an answer is writt
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 
 import msgspec
@@ -30,7 +31,7 @@ from everbatch.server.channel import Channel
 from everbatch.server.choices import Api, ChatApi, CompletionApi, Head
 from everbatch.server.encoding import Encoding
 from everbatch.server.errors import ApiError, bad_request, from_invalid_request
-from everbatch.server.http_body import ClientLeft, read_body
+from everbatch.server.http_body import ClientLeft, beside_loop, read_body
 from everbatch.server.protocol import (
     ChatRequest,
     Common,
@@ -141,7 +142,7 @@ class _Routes:
     async def _complete(self, request: Request, answer_id: str) -> Response:
         settings, encoding = self._served.settings, self._encoding
         body = await self._read(request)
-        wanted = read_completion(body, settings.max_prompts)
+        wanted = await beside_loop(len(body), partial(read_completion, body, settings.max_prompts))
         common = await self._checked(wanted.common, request)
         _check_num_choices(len(wanted.prompts), common.sampling.n, settings.max_choices)
         prompts = [
@@ -157,14 +158,14 @@ class _Routes:
 
     async def _chat(self, request: Request, answer_id: str) -> Response:
         body = await self._read(request)
-        wanted = read_chat(body)
+        wanted = await beside_loop(len(body), partial(read_chat, body))
         use, prompts = await self._conversation(request, wanted, "messages", len(body))
         api = ChatApi() if use.new_finder is None else ToolChatApi(use.new_finder)
         return await self._answer(request, answer_id, api, use.common, prompts)
 
     async def _respond(self, request: Request, answer_id: str) -> Response:
         body = await self._read(request)
-        wanted = read_responses(body)
+        wanted = await beside_loop(len(body), partial(read_responses, body))
         use, prompts = await self._conversation(request, wanted, "input", len(body))
         api = ResponsesApi(wanted.told, use.new_finder)
         return await self._answer(request, answer_id, api, use.common, prompts)

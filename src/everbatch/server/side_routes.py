@@ -4,6 +4,7 @@ Belongs here: path to answer. Not here: reading bodies (side_bodies.py). Used by
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from everbatch.server import openapi
 from everbatch.server.api_keys import key_owner
 from everbatch.server.encoding import Encoding
 from everbatch.server.errors import from_invalid_request
-from everbatch.server.http_body import read_body
+from everbatch.server.http_body import beside_loop, read_body
 from everbatch.server.logprobs import token_text
 from everbatch.server.served import Served, check_model
 from everbatch.server.side_bodies import (
@@ -67,16 +68,15 @@ class _SideRoutes:
     async def tokenize(self, request: Request) -> Response:
         """What a prompt, or the messages of a chat, are in tokens."""
         body = await self._read(request)
-        wanted = read_tokenize(body)
+        wanted = await beside_loop(len(body), partial(read_tokenize, body))
         check_model(self._served, wanted.model)
         try:
             token_ids = await self._token_ids(wanted, len(body))
         except InvalidRequest as error:
             raise from_invalid_request(error) from None
-        token_bytes = self._served.model.tokenizer.token_bytes
         strings = None
         if wanted.return_token_strs:
-            strings = [token_text(token_bytes(one)) for one in token_ids]
+            strings = await beside_loop(len(body), partial(self._strings, token_ids))
         return _json(
             {
                 "count": len(token_ids),
@@ -88,14 +88,18 @@ class _SideRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special tokens written out."""
-        wanted = read_detokenize(await self._read(request))
+        body = await self._read(request)
+        wanted = await beside_loop(len(body), partial(read_detokenize, body))
         check_model(self._served, wanted.model)
         try:
             check_token_ids(wanted.tokens, self._served.model.vocab_size, "tokens")
         except InvalidRequest as error:
             raise from_invalid_request(error) from None
         decode = self._served.model.tokenizer.decode
-        return _json({"prompt": decode(wanted.tokens, skip_special_tokens=False)})
+        text = await beside_loop(
+            len(body), partial(decode, wanted.tokens, skip_special_tokens=False)
+        )
+        return _json({"prompt": text})
 
     async def abort(self, request: Request) -> Response:
         """End answers with what text there is; their finish reason is abort."""
@@ -103,6 +107,10 @@ class _SideRoutes:
         # Whose key is a tenant's ends that tenant's answers alone.
         tenant = key_owner(request.scope).tenant
         return _json({"aborted": self._served.answers.abort(ids, tenant)})
+
+    def _strings(self, token_ids: list[int]) -> list[str]:
+        token_bytes = self._served.model.tokenizer.token_bytes
+        return [token_text(token_bytes(one)) for one in token_ids]
 
     async def _token_ids(self, wanted: TokenizeRequest, num_bytes: int) -> list[int]:
         if wanted.messages is None:

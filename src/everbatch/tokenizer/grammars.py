@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 MAX_CACHED = 64
 """Compiled forms that are kept: clients ask for the same ones again, and samples share them."""
 
+MAX_STEP_ITEMS = 5_000
+"""States of the parser for one token. All rows of a step wait for a mask: one of an ambiguous
+grammar takes a tenth of a second with so many, and a second with llguidance's own 50,000."""
+
 # Between two parts of a JSON text. A model that is not sure writes spaces for ever, so there is an
 # end to them; a nested, indented text fits.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"
@@ -157,7 +161,7 @@ def _compiled(kind: str, text: str, vocabulary: "LLTokenizer") -> "LLMatcher":
             vocabulary,
             _grammar(kind, text),
             log_level=0,
-            limits=LLParserLimits(verbose_errors=False),
+            limits=LLParserLimits(verbose_errors=False, step_max_items=MAX_STEP_ITEMS),
         )
     except ValueError as error:
         raise _cannot_be(kind, str(error)) from None

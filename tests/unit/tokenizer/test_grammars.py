@@ -11,6 +11,7 @@ from vocabularies import byte_level, sentence_piece
 
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.structured_outputs import StructuredOutputsParams
+from everbatch.tokenizer import grammars as grammars_module
 from everbatch.tokenizer.grammars import Constraint, Grammars
 from everbatch.tokenizer.tokenizer import Tokenizer
 
@@ -150,6 +151,23 @@ def test_form_that_cannot_be_is_refused(form: dict[str, Any], words: str) -> Non
 
     assert refused.value.param == "structured_outputs"
     assert "\n" not in str(refused.value)
+
+
+def test_ambiguous_form_that_is_too_much_work_ends_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One row's mask keeps all rows of its step waiting."""
+    # With tokens of one byte there is less to look at than with a real vocabulary.
+    monkeypatch.setattr(grammars_module, "MAX_STEP_ITEMS", 30)
+    constraint = start(grammar="start: s\ns: s s s s | A |\nA: /[a-z]/")
+    written = 0
+    while constraint.allowed([ord("a")] * written):
+        written += 1
+        assert written < 50, "the work for a token grows without end"
+
+    assert written > 1
+    assert constraint.error is not None
+    assert "Too many items (limit 30" in constraint.error
 
 
 def test_model_without_an_end_of_text_is_refused() -> None:

@@ -19,6 +19,7 @@ from everbatch.kernels.random_numbers import MASK_64, seed_for
 from everbatch.kernels.sampling import RowExtras, SamplingRows
 
 _NO_STOP_ID = -1
+SMALLEST_TOP_P = float(np.finfo(np.float32).tiny)
 
 
 class Constraint(Protocol):
@@ -107,7 +108,8 @@ class SamplingState:
         """Take the options of the request, or sample of a request, that got this slot."""
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
-        self._top_p[slot] = params.top_p
+        # float32 would make 0 of a smaller one, and no token has a part in nothing.
+        self._top_p[slot] = max(params.top_p, SMALLEST_TOP_P)
         self._min_p[slot] = params.min_p
         seed = params.seed
         if seed is None:

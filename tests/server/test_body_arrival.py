@@ -1,0 +1,70 @@
+"""How a body comes: slowly, at length, without a type, from a web page."""
+
+import asyncio
+
+import httpx
+import pytest
+from server.fakes import async_test, in_process, listening, make_harness, reply_to
+
+from everbatch.server import http_body
+
+COMPLETIONS = "/v1/completions"
+
+
+def test_body_that_does_not_come_is_waited_for_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_body, "MAX_BODY_S", 0.05)
+
+    @async_test
+    async def run() -> None:
+        async with listening(make_harness()) as url:
+            host, port = url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+            writer.write(head.encode() + b'{"prom')
+            answer = (await reader.read()).decode()
+            writer.close()
+            async with httpx.AsyncClient(base_url=url) as client:
+                other = await client.post(COMPLETIONS, json={"prompt": "x"})
+
+        assert answer.startswith("HTTP/1.1 408 ")
+        assert '"request_timeout"' in answer
+        assert other.status_code == 200
+
+    run()
+
+
+@async_test
+async def test_long_bodies_are_read_beside_the_loop_with_the_same_result() -> None:
+    """Longer than what is read at once."""
+    filler = " " * (http_body.MAX_INLINE_BYTES + 1)
+    async with in_process(make_harness()) as client:
+        good = await client.post(COMPLETIONS, content='{"prompt": "x"}' + filler)
+        bad = await client.post("/v1/chat/completions", content='{"messages": 1}' + filler)
+        response = await client.post("/v1/responses", content='{"input": "x"}' + filler)
+        words = await client.post(
+            "/tokenize", json={"prompt": "ab" * 40_000, "return_token_strs": True}
+        )
+        text = await client.post("/detokenize", json={"tokens": [97] * 40_000})
+
+    assert good.json()["choices"][0]["text"] == reply_to(b"x")
+    assert bad.status_code == 400
+    assert "messages must be an array" in bad.json()["error"]["message"]
+    assert response.status_code == 200
+    assert words.json()["token_strs"] == ["a", "b"] * 40_000
+    assert text.json() == {"prompt": "a" * 40_000}
+
+
+@async_test
+async def test_body_of_no_type_is_taken_from_programs_and_not_from_web_pages() -> None:
+    """A page's script may send what has no type to any server, without asking it first."""
+    async with in_process(make_harness()) as client:
+        body = b'{"prompt": "x"}'
+        program = await client.post(COMPLETIONS, content=body)
+        page = await client.post(
+            COMPLETIONS, content=body, headers={"origin": "https://elsewhere.example"}
+        )
+        abort = await client.post(
+            "/abort", content=b'{"request_id": "x"}', headers={"origin": "null"}
+        )
+
+    assert [one.status_code for one in (program, page, abort)] == [200, 415, 415]
