@@ -188,7 +188,7 @@ def _step_line(event: StepRan) -> str:
     """Give the line that `_any_line` gives, in a fifth of the time: most lines are steps."""
     # Few steps have any but blocks: joining nothing takes as long as the rest of the line.
     blocks = [
-        f"[{_quoted(name)},[{taken[0] if len(taken) == 1 else ','.join(map(str, taken))}]]"
+        f"[{_quoted(name)},[{taken[0] if len(taken) == 1 else _numbers(taken)}]]"
         for name, taken in event.blocks
     ]
     chunks = joined = left = ""
@@ -205,6 +205,11 @@ def _step_line(event: StepRan) -> str:
         f'"free_blocks":{event.free_blocks},"cached_blocks":{event.cached_blocks}}}\n'
     )
     return line if line.isascii() else _any_line(event)
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    """Give numbers with commas between, in half the time that joining them takes."""
+    return ("%d," * len(numbers) % numbers)[:-1]
 
 
 def _lines_between(steps: StepsRan) -> str | None:

@@ -1,10 +1,11 @@
 """Every event of the log: what happened to whom, when. docs/events.md describes them for readers.
 
-Typed, frozen, versioned: a field with a default may be added within a version, none renamed or
-dropped. Times are nanoseconds of the engine's clock, `step` is the number of the step concerned (0:
-before the first). The log is a delta log: a step in which nothing joined, left, or got or lost a
-block writes no line of its own; runs of such steps become one QuietSteps line
-(eventlog.EventLogWriter).
+Typed, versioned: a field with a default may be added within a version, none renamed or dropped.
+Nobody changes an event, though none is frozen: making a frozen one takes three times as long.
+
+Times are nanoseconds of the engine's clock, `step` is the number of the step concerned (0: before
+the first). The log is a delta log: a step in which nothing joined, left, or got or lost a block
+writes no line of its own; runs of such steps become one QuietSteps line (eventlog.EventLogWriter).
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import ClassVar, NamedTuple
 EVENT_LOG_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrived:
     """A request was accepted; it is WAITING."""
 
@@ -28,7 +29,7 @@ class Arrived:
     samples: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rejected:
     """A request was refused at arrival: it can never run, or there is no room to wait."""
 
@@ -42,7 +43,7 @@ class Rejected:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted:
     """A request took a slot: WAITING to PREFILL, or, `resumed`, back to the phase it left.
 
@@ -61,7 +62,7 @@ class Admitted:
     resumed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decoding:
     """PREFILL to DECODE. `emitted` is false after a rebuild, whose outputs were emitted before."""
 
@@ -72,7 +73,7 @@ class Decoding:
     emitted: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deferred:
     """A live request got no token, for another reason than the last time.
 
@@ -93,7 +94,7 @@ class Deferred:
     lacking_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Preempted:
     """PREFILL or DECODE to PREEMPTED and, to recompute, on to WAITING.
 
@@ -116,7 +117,7 @@ class Preempted:
     needed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
     """Any state to FINISHED, with the one reason; the request's final event.
 
@@ -135,7 +136,7 @@ class Finished:
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampleFinished:
     """One sample of a request with n > 1 has ended; the request ends with its last sample."""
 
@@ -151,7 +152,7 @@ class SampleFinished:
     message: str | None = None
 
 
-@dataclass(slots=True)  # Not frozen: making a frozen one takes three times as long.
+@dataclass(slots=True)
 class StepRan:
     """A forward pass from `start` to `t`.
 
@@ -180,7 +181,7 @@ class StepRan:
         return not (self.blocks or self.chunks or self.joined or self.left)
 
 
-@dataclass(slots=True)  # Not frozen: making a frozen one takes three times as long.
+@dataclass(slots=True)
 class QuietSteps:
     """`count` steps from number `step` on in which the same requests decoded."""
 
@@ -253,7 +254,7 @@ class StepsRan:
         return QuietSteps(ends[end], self.step + place, ends[place], end - place, self.decodes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepFailed:
     """A forward pass failed and was rolled back; those who held slots ended with `error`."""
 

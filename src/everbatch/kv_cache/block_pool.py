@@ -158,16 +158,15 @@ class BlockPool:
         indexed, else free.
         """
         ref_counts, contents, journal = self._ref_counts, self._contents, self._journal
+        add_free = self._free.append
         for block in reversed(blocks):
-            num_left = ref_counts[block] - 1
-            if num_left < 0:
-                check(False, "a block without reader was released", block=block)
-            ref_counts[block] = num_left
-            if not num_left:
-                if block in contents:
-                    self._lru.append(block)
-                else:
-                    self._free.append(block)
+            ref_counts[block] = num_left = ref_counts[block] - 1
+            if num_left:
+                check(num_left > 0, "a block without reader was released", block=block)
+            elif block in contents:
+                self._lru.append(block)
+            else:
+                add_free(block)
             if journal is not None:
                 journal.append((self._undo_release, (block,)))
 

@@ -3,6 +3,7 @@
 Changes nothing. Called by Scheduler once a step is decided.
 """
 
+from collections.abc import Iterable
 from heapq import nsmallest
 
 from everbatch.scheduler.config import SchedulerConfig
@@ -25,8 +26,7 @@ class PlanWriter:
         plan = StepPlan(state.decodes.num_steps + 1, now_ns)
         plan.num_decodes, plan.num_tokens = draft.num_decodes, draft.num_tokens
         plan.masked = list(state.masked)
-        victims = [r for r in draft.victims if r.slot is not None]
-        members = [member for victim in victims for member in (victim, *victim.followers)]
+        members = _holders(draft.victims) if draft.victims else []
         plan.preempted = [*state.preempted_slots, *map(_slot, members)]
         # Its slot knows the prompt alone, so it takes it anew, with what another one computed.
         moved = [r for r in state.handed_over if r not in draft.victims]
@@ -73,8 +73,13 @@ class PlanWriter:
 
     def _new_slots(self, draft: Draft) -> dict[Request, int]:
         """Give each admitted request, and each of its samples, the lowest empty slot."""
+        if not draft.admitted:
+            return {}
         taking = [m for request in draft.admitted for m in (request, *request.followers)]
-        slots = nsmallest(len(taking), self._state.free_slots)
+        free_slots = self._state.free_slots
+        if len(taking) == 1:
+            return {taking[0]: free_slots[0]}
+        slots = nsmallest(len(taking), free_slots)
         return dict(zip(taking, slots, strict=True))
 
     def _admissions(
@@ -112,6 +117,12 @@ def _admission_again(request: Request, ran: int) -> Admission:
         num_output_tokens=request.num_output_tokens + ran,
         sample=request.sample,
     )
+
+
+def _holders(victims: Iterable[Request]) -> list[Request]:
+    """Give those of the victims who hold slots, and their samples."""
+    holders = [victim for victim in victims if victim.slot is not None]
+    return [member for victim in holders for member in (victim, *victim.followers)]
 
 
 def _leader(request: Request) -> Request:
