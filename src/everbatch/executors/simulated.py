@@ -83,22 +83,24 @@ class SimulatedText:
 def _joined(parts: list[Piece]) -> bytes:
     """Give ids as bytes from which they can be told: runs of negative ones, others as they are."""
     texts: list[bytes] = []
-    run = range(0)
+    run: range | None = None
     for part in parts:
-        if not isinstance(part, range):
-            texts += [_run_bytes(run), part.tobytes()]
-            run = range(0)
-        elif part.start == run.stop and run:
+        if run is not None and isinstance(part, range) and part.start == run.stop:
             run = range(run.start, part.stop)
-        else:
+            continue
+        if run is not None:
             texts.append(_run_bytes(run))
-            run = part
-    return b"".join((*texts, _run_bytes(run)))
+        run = part if isinstance(part, range) else None
+        if not isinstance(part, range):
+            texts.append(part.tobytes())
+    if run is not None:
+        texts.append(_run_bytes(run))
+    return texts[0] if len(texts) == 1 else b"".join(texts)
 
 
 def _run_bytes(run: range) -> bytes:
     assert run.stop <= 0, "a run of ids that could be written ones"
-    return _RUN.pack(run.start, len(run)) if run else b""
+    return _RUN.pack(run.start, len(run))
 
 
 @dataclass(slots=True)

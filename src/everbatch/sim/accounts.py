@@ -7,7 +7,6 @@ part of each request, a record goes when its request ends. Called by the run loo
 summary.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -121,8 +120,8 @@ class Accounts:
         num_stayed = steps.decodes - len(steps.joined)
         if num_stayed:
             gaps[gap] = gaps.get(gap, 0) + num_stayed
-        for duration, count in Counter(durations[1:]).items():
-            gaps[duration] = gaps.get(duration, 0) + count * steps.decodes
+        for duration in durations[1:]:
+            gaps[duration] = gaps.get(duration, 0) + steps.decodes
         if self._longest_gaps is not None:
             for pass_end, pass_gap in zip(steps.ends[1:], (gap, *durations[1:]), strict=True):
                 self._longest_gaps.add(pass_end, pass_gap)

@@ -46,8 +46,11 @@ class TextMaker:
 
     def _named(self, name: str, count: int) -> list[range]:
         """Give the first `count` ids of a stream."""
-        stream = self._streams.setdefault(name, [])
-        if len(stream) == 1 and len(stream[0]) == count:
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = []
+        elif len(stream) == 1 and len(stream[0]) == count:
+            # Most are asked for as a whole again.
             return stream
         pieces: list[range] = []
         for piece in stream:
