@@ -127,7 +127,9 @@ class BlockPool:
 
     def num_allocatable_beside(self, blocks: Sequence[int]) -> int:
         """Count the allocatable blocks that are left if somebody acquires `blocks` as well."""
-        return self.num_allocatable - sum(self._ref_counts[block] == 0 for block in blocks)
+        if not blocks:
+            return self.num_allocatable
+        return self.num_allocatable - sum([self._ref_counts[block] == 0 for block in blocks])
 
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]

@@ -4,7 +4,7 @@ Changes nothing. Called by Scheduler once a step is decided.
 """
 
 from collections.abc import Iterable
-from heapq import nsmallest
+from heapq import heappop
 
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import Draft
@@ -76,11 +76,8 @@ class PlanWriter:
         if not draft.admitted:
             return {}
         taking = [m for request in draft.admitted for m in (request, *request.followers)]
-        free_slots = self._state.free_slots
-        if len(taking) == 1:
-            return {taking[0]: free_slots[0]}
-        slots = nsmallest(len(taking), free_slots)
-        return dict(zip(taking, slots, strict=True))
+        free_slots = list(self._state.free_slots)
+        return {request: heappop(free_slots) for request in taking}
 
     def _admissions(
         self, draft: Draft, request: Request, hits: list[int], slots: dict[Request, int]

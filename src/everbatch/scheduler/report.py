@@ -182,10 +182,10 @@ def step_event(
         tokens=draft.num_tokens,
         emitted=num_emitted,
         decodes=draft.num_decodes,
-        chunks=tuple((request.id, c.start, c.count) for request, c in draft.chunks.items()),
+        chunks=tuple([(request.id, c.start, c.count) for request, c in draft.chunks.items()]),
         blocks=tuple(taken),
-        joined=tuple(request.id for request in draft.joined),
-        left=tuple(request.id for request in draft.left),
+        joined=tuple([request.id for request in draft.joined]),
+        left=tuple([request.id for request in draft.left]),
         free_blocks=pool.num_free,
         cached_blocks=pool.num_cached,
     )
