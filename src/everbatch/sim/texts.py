@@ -48,8 +48,9 @@ class TextMaker:
         """Give the first `count` ids of a stream."""
         stream = self._streams.get(name)
         if stream is None:
-            stream = self._streams[name] = []
-        elif len(stream) == 1 and len(stream[0]) == count:
+            self._streams[name] = stream = [self._new_named(count)]
+            return stream
+        if len(stream) == 1 and len(stream[0]) == count:
             # Most are asked for as a whole again.
             return stream
         pieces: list[range] = []
@@ -57,16 +58,19 @@ class TextMaker:
             pieces.append(piece[:count])
             count -= len(pieces[-1])
         if count:
-            start = self._next_named_id
-            self._next_named_id += count
-            if self._next_named_id > FIRST_PRIVATE_ID:
-                raise ConfigError(
-                    f"the named texts have more than {FIRST_PRIVATE_ID - LOWEST_ID:,} tokens in "
-                    "all: shorten them, or run fewer requests"
-                )
-            stream.append(range(start, self._next_named_id))
+            stream.append(self._new_named(count))
             pieces.append(stream[-1])
         return pieces
+
+    def _new_named(self, count: int) -> range:
+        start = self._next_named_id
+        self._next_named_id += count
+        if self._next_named_id > FIRST_PRIVATE_ID:
+            raise ConfigError(
+                f"the named texts have more than {FIRST_PRIVATE_ID - LOWEST_ID:,} tokens in "
+                "all: shorten them, or run fewer requests"
+            )
+        return range(start, self._next_named_id)
 
     def _take(self, count: int) -> range:
         if self._next_id + count > 0:

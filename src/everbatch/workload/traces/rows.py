@@ -112,7 +112,7 @@ def hashed_prefix(ids: object, block_size: int, num_tokens: int, line: int) -> t
 
     Fewer ids than blocks: the rest of the prompt is its own. The last block may be a partial one.
     """
-    if not isinstance(ids, list) or not all(type(id) is int for id in ids):
+    if not isinstance(ids, list) or not {int}.issuperset(map(type, ids)):
         raise wrong(line, "hash_ids", ids, "a list of integers")
     num_blocks = div_ceil(num_tokens, block_size)
     if len(ids) > num_blocks:
