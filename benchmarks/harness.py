@@ -5,11 +5,12 @@
 A candidate is any command that prints a JSON object of figures on a line of its own as the last
 such line; it may live in another virtual environment. A round runs A, then B, with a probe of the
 machine's ceilings before, between and after. A round in which the probe moved by more than
-MAX_PROBE_CHANGE is dropped, because somebody else used the machine; the rest give medians, and one
-ratio A/B a round, whose median is the result. Every round, kept or not, goes into a JSON file.
+MAX_PROBE_CHANGE, or in which others kept more than MAX_OTHERS of the cores busy, is dropped,
+because somebody else used the machine; the rest give medians, and one ratio A/B a round, whose
+median is the result. Every round, kept or not, goes into a JSON file.
 
-Belongs here: rounds, probe, lock, statistics, record. Not here: what is measured (bench_*.py and
-the candidates). Absolute times of different runs do not compare; ratios do.
+Belongs here: rounds, lock, statistics, record. Not here: the probe (machine_probe.py), what is
+measured (bench_*.py and the candidates). Absolute times of different runs do not compare.
 """
 
 import argparse
@@ -22,22 +23,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
+from machine_probe import MachineProbe, Probe, others_share
 from provenance import ROOT, commit, machine_facts, versions
 
 MAX_PROBE_CHANGE = 0.05  # share; neighbours halve the bandwidth of a shared machine for minutes
+MAX_OTHERS = 0.05  # share of all cores, from a round's first probe to its last
 MIN_KEPT_ROUNDS = 5
 MAX_ROUNDS = 15
 CANDIDATE_TIMEOUT_S = 1800
-PROBE_REPEATS = 25  # about a second a probe
 LOCK_PATH = Path(tempfile.gettempdir()) / "everbatch-benchmark.lock"
 RESULTS_DIR = ROOT / "benchmarks" / "results"
 
@@ -46,14 +46,6 @@ Figures = Mapping[str, Any]  # numbers by name; facts such as versions may stand
 
 class BenchmarkError(Exception):
     """A measurement that cannot be made or that proves nothing; the message says what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """What the machine reached at one moment, through numpy and all of its cores."""
-
-    read_gb_per_s: float  # matrix-vector product over 256 MiB: the shape of decode
-    matrix_gflop_per_s: float  # float32 matrix product: the shape of prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +72,14 @@ class Round:
         return max((max(values) - min(values)) / max(values) for values in (reads, matrices))
 
     @property
+    def others(self) -> float:
+        """The share of all cores that others kept busy."""
+        return others_share(self.probes[0], self.probes[2])
+
+    @property
     def kept(self) -> bool:
-        """Whether the machine was steady enough for the round to count."""
-        return self.probe_change <= MAX_PROBE_CHANGE
+        """Whether the machine was steady and idle enough for the round to count."""
+        return self.probe_change <= MAX_PROBE_CHANGE and self.others <= MAX_OTHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +122,10 @@ class ThisMachine:
     """Runs candidates as processes and probes with numpy."""
 
     def __init__(self) -> None:
-        rng = np.random.default_rng(0)
-        self._matrix = rng.random((16_384, 4_096), dtype=np.float32)  # 256 MiB, beyond any cache
-        self._vector = rng.random(4_096, dtype=np.float32)
-        self._square = rng.random((1_024, 1_024), dtype=np.float32)
+        self._probe = MachineProbe()
 
     def probe(self) -> Probe:
-        read_s = _best_seconds(lambda: self._matrix @ self._vector)
-        matrix_s = _best_seconds(lambda: self._square @ self._square)
-        return Probe(self._matrix.nbytes / read_s / 1e9, 2 * 1_024**3 / matrix_s / 1e9)
+        return self._probe.take()
 
     def run(self, candidate: Candidate) -> Figures:
         try:
@@ -188,7 +180,8 @@ def summarize(plan: Plan, rounds: Sequence[Round]) -> list[Summary]:
     if len(kept) < plan.min_kept_rounds:
         raise BenchmarkError(
             f"only {len(kept)} of {len(rounds)} rounds kept, {plan.min_kept_rounds} are needed: "
-            "the machine's ceilings moved too much; end what else runs here and try again"
+            "the machine's ceilings moved too much or others used it; end what else runs here and "
+            "try again"
         )
     return [_summarize_figure(figure, kept) for figure in plan.figures]
 
@@ -251,9 +244,15 @@ def write_record(plan: Plan, rounds: Sequence[Round], results_dir: Path) -> Path
         "commit": commit(),
         "plan": asdict(plan) | {"a": _told(plan.a), "b": _told(plan.b)},
         "max_probe_change": MAX_PROBE_CHANGE,
+        "max_others": MAX_OTHERS,
         "summary": [asdict(summary) for summary in summarize(plan, rounds)] if enough else None,
         "rounds": [
-            {**asdict(one), "probe_change": round(one.probe_change, 4), "kept": one.kept}
+            {
+                **asdict(one),
+                "probe_change": round(one.probe_change, 4),
+                "others": round(one.others, 4),
+                "kept": one.kept,
+            }
             for one in rounds
         ],
     }
@@ -340,23 +339,14 @@ def _summarize_figure(figure: str, kept: Sequence[Round]) -> Summary:
     )
 
 
-def _best_seconds(action: Callable[[], object]) -> float:
-    """The shortest of PROBE_REPEATS runs: a ceiling, so that single hiccups do not count."""
-    action()
-    best_ns = min(_elapsed_ns(action) for _ in range(PROBE_REPEATS))
-    return best_ns / 1e9
-
-
-def _elapsed_ns(action: Callable[[], object]) -> int:
-    start_ns = time.perf_counter_ns()
-    action()
-    return time.perf_counter_ns() - start_ns
-
-
 def _report_round(number: int, one: Round, figures: Sequence[str]) -> None:
     verdict = "kept" if one.kept else "dropped"
     shown = ", ".join(f"{name} {one.a.get(name)} : {one.b.get(name)}" for name in figures)
-    print(f"round {number}: {shown}; probe moved {one.probe_change:.1%}, {verdict}", flush=True)
+    print(
+        f"round {number}: {shown}; probe moved {one.probe_change:.1%}, "
+        f"others used {one.others:.1%}, {verdict}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
