@@ -5,12 +5,13 @@
 MODEL is what `everbatch.LLM` takes: a GGUF file, a local directory, or a hub name.
 """
 
+import argparse
 import platform
 from importlib import metadata
 
 import numpy as np
 from offline_workload import print_figures
-from steps_workload import MAX_NUM_BATCHED_TOKENS, NUM_DECODES, arguments, measure
+from steps_workload import MAX_NUM_BATCHED_TOKENS, arguments, measure, num_outputs
 
 from everbatch import LLM, SamplingParams
 from everbatch.engine.engine import Engine, EngineRequest
@@ -36,11 +37,10 @@ class SteppedEngine:
         return self._engine.has_work
 
 
-def main() -> None:
-    options = arguments(__doc__.splitlines()[0]).parse_args()
+def make_engine(options: argparse.Namespace) -> SteppedEngine:
+    """Give an engine with room for the largest batch of `arguments`."""
     most = max(options.batches)
-    longest = options.prompt + NUM_DECODES + 1
-    longest += -(-most * options.prompt // MAX_NUM_BATCHED_TOKENS)
+    longest = options.prompt + num_outputs(most, options.prompt) + 1
     llm = LLM(
         options.model,
         kernels="native",
@@ -51,8 +51,13 @@ def main() -> None:
         num_blocks=most * -(-longest // 16),
         enable_prefix_caching=False,
     )
+    return SteppedEngine(llm.real.engine)
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0]).parse_args()
     print_figures(
-        measure(SteppedEngine(llm.real.engine), options.batches, options.prompt),
+        measure(make_engine(options), options.batches, options.prompt),
         everbatch=metadata.version("everbatch"),
         python=platform.python_version(),
     )

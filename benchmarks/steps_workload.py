@@ -36,9 +36,14 @@ class Stepped(Protocol):
         ...
 
 
-def arguments(description: str) -> argparse.ArgumentParser:
-    """Give the parser of a candidate: its model, and the sizes that are measured."""
+def arguments(description: str, first: str | None = None) -> argparse.ArgumentParser:
+    """Give the parser of a candidate: its model, and the sizes that are measured.
+
+    `first` names what comes before the model.
+    """
     parser = argparse.ArgumentParser(description=description)
+    if first is not None:
+        parser.add_argument(first)
     parser.add_argument("model")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
@@ -53,29 +58,33 @@ def measure(engine: Stepped, batches: Sequence[int], num_prompt_tokens: int) -> 
         _run(engine, rng, batch, 16, 8)
     figures = {}
     for batch in batches:
-        prefill_steps = -(-batch * num_prompt_tokens // MAX_NUM_BATCHED_TOKENS)
-        num_outputs = NUM_DECODES + prefill_steps
-        times = _run(engine, rng, batch, num_prompt_tokens, num_outputs)
+        outputs = num_outputs(batch, num_prompt_tokens)
+        times = _run(engine, rng, batch, num_prompt_tokens, outputs)
         # The last request to get its first token sets the number of steps.
-        first_decode = len(times) - num_outputs
-        if first_decode < 1 or first_decode + NUM_DECODES // 2 >= num_outputs:
-            raise RuntimeError(f"{len(times) - 1} steps for {num_outputs} outputs: not one a step")
+        first_decode = len(times) - outputs
+        if first_decode < 1 or first_decode + NUM_DECODES // 2 >= outputs:
+            raise RuntimeError(f"{len(times) - 1} steps for {outputs} outputs: not one a step")
         steps = [later - now for now, later in itertools.pairwise(times)]
         # Prefill is over and none has ended yet.
-        decode_s = statistics.median(steps[first_decode : num_outputs - 1])
+        decode_s = statistics.median(steps[first_decode : outputs - 1])
         figures[f"decode_tokens_per_s_batch_{batch}"] = batch / decode_s
         prefill_s = times[first_decode] - times[0]
         figures[f"prefill_tokens_per_s_batch_{batch}"] = batch * num_prompt_tokens / prefill_s
     return figures
 
 
+def num_outputs(batch: int, num_prompt_tokens: int) -> int:
+    """Give the outputs a request gets: the first ones have some before the last one's prompt."""
+    return NUM_DECODES + -(-batch * num_prompt_tokens // MAX_NUM_BATCHED_TOKENS)
+
+
 def _run(
-    engine: Stepped, rng: random.Random, batch: int, num_prompt_tokens: int, num_outputs: int
+    engine: Stepped, rng: random.Random, batch: int, num_prompt_tokens: int, outputs: int
 ) -> list[float]:
     """Seconds at the start and after each step, of a batch that comes all at once."""
     for _ in range(batch):
         prompt = [rng.randrange(*TOKEN_ID_RANGE) for _ in range(num_prompt_tokens)]
-        engine.add(prompt, num_outputs)
+        engine.add(prompt, outputs)
     times = [time.perf_counter()]
     while engine.has_work():
         engine.step()
