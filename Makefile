@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # After a change in one of these, what is installed is installed again.
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: serve test test-full test-long soak fidelity check clean help
+.PHONY: serve test test-full test-long soak fidelity bench check clean help
 
 help:
 	@echo "make serve      install what serving needs, fetch the default model, serve it"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-long  golden text under all combinations and all ways of preemption; hours"
 	@echo "make soak       a million random steps under each row of options; hours"
 	@echo "make fidelity   what simulations predict of recorded runs, as a table; ARGS=TRACES"
+	@echo "make bench      against peers, the floor, mixed steps; benchmarks/README.md has the variables"
 	@echo "make check      format, lint, types, import contracts; changes nothing"
 
 serve: $(VENV)/.serve
@@ -34,6 +35,19 @@ soak: $(VENV)/.test
 
 fidelity: $(VENV)/.serve
 	PYTHONPATH=benchmarks $(BIN)/python -m fidelity.table $(ARGS)
+
+# Peers that no variable names are skipped; floor and mixed steps need none. All three run.
+BENCH_PEERS = $(foreach name,openvino-python openvino-model llama-bench llama-model llama-1b \
+	openvino-llama-1b,$(if $($(call upper,$(name))),--$(name) $($(call upper,$(name)))))
+upper = $(shell echo $(1) | tr a-z- A-Z_)
+
+bench: $(VENV)/.serve
+	@test -n "$(MODEL)" || { echo "name a model: make bench MODEL=DIR"; exit 2; }
+	status=0; \
+	$(BIN)/python benchmarks/bench_peers.py --model $(MODEL) $(BENCH_PEERS) $(ARGS) || status=$$?; \
+	$(BIN)/python benchmarks/bench_floor.py $(MODEL) --json benchmarks/results/floor.json || status=$$?; \
+	$(BIN)/python benchmarks/bench_mixed.py $(MODEL) --json benchmarks/results/mixed.json || status=$$?; \
+	exit $$status
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check src tests benchmarks scripts
