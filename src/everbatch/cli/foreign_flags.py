@@ -111,6 +111,7 @@ BENCH_HINTS = {
 """Of vLLM's `bench serve`."""
 
 _BENCH, _SERVE = "bench serve", "serve"
+SHORT_HINT = "flags have long names alone; docs/migration.md has llama-server's and ours"
 
 
 def hint(flag: str, command_path: str) -> str | None:
@@ -120,5 +121,7 @@ def hint(flag: str, command_path: str) -> str | None:
         return BENCH_HINTS.get(flag)
     if command not in COMMANDS:
         return None
+    if not flag.startswith("--"):
+        return SHORT_HINT
     known = HINTS | SERVING_HINTS if command == _SERVE else HINTS
     return known[flag].format(command=command) if flag in known else None

@@ -7,7 +7,7 @@ import pytest
 from command_line import everbatch
 
 from everbatch.cli import bench, generate, serve
-from everbatch.cli.foreign_flags import BENCH_HINTS, COMMANDS, HINTS, SERVING_HINTS
+from everbatch.cli.foreign_flags import BENCH_HINTS, COMMANDS, HINTS, SERVING_HINTS, SHORT_HINT
 
 HINTS_OF = {"serve": HINTS | SERVING_HINTS, "generate": HINTS}
 
@@ -35,6 +35,14 @@ def test_none_of_them_is_a_flag_of_ours_and_what_takes_their_place_is(command: c
     assert "--threads" in named
     assert sorted(ours & set(hints)) == []
     assert sorted(named - ours) == []
+
+
+@pytest.mark.parametrize("flags", [("-ngl", "99"), ("-c", "4096"), ("-np", "4")])
+def test_short_flags_are_told_where_the_long_ones_are(flags):
+    answer = everbatch("serve", *flags)
+
+    assert answer.status == 2
+    assert answer.err.startswith(f"everbatch: No such option: {flags[0][:2]}: {SHORT_HINT}")
 
 
 def test_what_is_of_serving_alone_is_unknown_elsewhere():
