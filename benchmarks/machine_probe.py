@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from provenance import PROC_STAT, busy_seconds
 
-READ_S, MATRIX_S = 0.8, 0.3
+READ_S, MATRIX_S = 1.2, 0.3
 """How long each core is measured; the best counts, and reading varies more."""
 MAX_CORES = 4
 """So many cores are measured on a large machine, spread evenly."""
@@ -56,7 +56,7 @@ class MachineProbe:
         self._next_piece = 0
 
     def take(self) -> Probe:
-        """Measure now; some two seconds on two cores."""
+        """Measure now; some three seconds on two cores."""
         reads, matrices = [], []
         for core in measured_cores(sorted(os.sched_getaffinity(0))):
             with pinned_to(core):
