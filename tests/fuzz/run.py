@@ -6,6 +6,7 @@ chance. An input that does not end in a declared error, takes longer than --time
 """
 
 import argparse
+import atexit
 import faulthandler
 import hashlib
 import os
@@ -148,7 +149,8 @@ class Fuzzing:
         self._last.unlink()
         print(f"{self._target.name}: {self._num_inputs:,} inputs, {len(self._kinds)} findings")
         sys.stdout.flush()
-        # libFuzzer takes a SystemExit for a crash.
+        # libFuzzer takes a SystemExit for a crash; so what is done at the exit is done here.
+        atexit._run_exitfuncs()
         os._exit(1 if self._kinds else 0)
 
 

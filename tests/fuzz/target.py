@@ -4,7 +4,9 @@ Anything else that comes out of a reader is a finding, and so is one that takes 
 """
 
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +35,15 @@ class Target:
 
 
 def scratch_folder() -> Path:
-    """Make a folder in memory, where there is such a place: a target writes thousands of files."""
+    """Make a folder in memory, where there is such a place: a target writes thousands of files.
+
+    It goes when the process ends.
+    """
     shared = "/dev/shm"
     place = shared if os.path.isdir(shared) else None
-    return Path(tempfile.mkdtemp(prefix="everbatch-fuzz-", dir=place))
+    folder = Path(tempfile.mkdtemp(prefix="everbatch-fuzz-", dir=place))
+    weakref.finalize(scratch_folder, shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 SEPARATOR = b"\n=====\n"
