@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -113,8 +113,8 @@ class Server:
 
 
 @contextmanager
-def serving(*arguments: str | Path) -> Iterator[Server]:
-    process = start("serve", "--port", "0", *arguments)
+def serving(*arguments: str | Path, command: Sequence[str] = COMMAND) -> Iterator[Server]:
+    process = start("serve", "--port", "0", *arguments, command=command)
     try:
         yield Server(process)
     finally:
@@ -125,11 +125,13 @@ def serving(*arguments: str | Path) -> Iterator[Server]:
                 stream.close()
 
 
-def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
+def start(
+    *arguments: str | Path, command: Sequence[str] = COMMAND, **options: object
+) -> subprocess.Popen[str]:
     """Start a command with its outputs in pipes; `options` are Popen's."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.Popen(command, text=True, env=ENVIRON, **{**pipes, **options})
+    whole = [*command, *map(str, arguments)]
+    return subprocess.Popen(whole, text=True, env=ENVIRON, **{**pipes, **options})
 
 
 def run(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
