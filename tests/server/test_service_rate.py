@@ -125,6 +125,24 @@ async def test_a_server_has_so_many_under_way_all_together() -> None:
 
 
 @async_test
+async def test_a_full_server_refuses_without_looking_at_the_prompt() -> None:
+    harness = make_harness(settings={"max_live_requests": 1})
+    async with in_process(harness) as client:
+        harness.gate.shut()
+        runs = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "1", "max_tokens": 1}))
+        await harness.gate.reached()
+        # Whatever it says, it would have been encoded first.
+        refused = await client.post(COMPLETIONS, content=b'{"prompt": "x", "no_such_field": 1}')
+        samples = (await client.get("/metrics")).text
+        harness.gate.open()
+        done = await runs
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server_full")
+    assert 'request_rejected_total{model_name="toy",reason="server_full"} 1.0' in samples
+    assert done.status_code == 200
+
+
+@async_test
 async def test_a_tenant_has_so_many_under_way_and_others_are_free() -> None:
     harness = make_harness(settings={"max_tenant_requests": 2})
     async with in_process(harness) as client:

@@ -81,7 +81,7 @@ class AsyncEngine:
         self._clock = clock
         self._inbox = Inbox(settings.max_pending_requests, MAX_BATCHES_UNREAD)
         self._live = LiveRequests()
-        self._limits = LiveLimits(self._live, metrics, settings)
+        self.limits = LiveLimits(self._live, metrics, settings)
         self._idle = asyncio.Event()
         self._idle.set()
         self._hangs = False
@@ -117,7 +117,7 @@ class AsyncEngine:
         """
         self.check_accepting()
         now_ns = self._clock.now_ns()
-        self._limits.check([request for request, _ in requests], now_ns)
+        self.limits.check([request for request, _ in requests], now_ns)
         if not self._inbox.put_adds([request for request, _ in requests]):
             raise unavailable(
                 f"{self._inbox.max_adds} requests already wait to be handed to the engine: "

@@ -25,6 +25,11 @@ class LiveLimits:
         self._max_requests = settings.max_live_requests
         self._max_of_tenant = settings.max_tenant_requests
 
+    def check_any(self, now_ns: int) -> None:
+        """Raise ApiError 429 if there is no room for any request, whatever it asks."""
+        if self._live.num_requests >= self._max_requests:
+            self._refuse_full(1, now_ns)
+
     def check(self, requests: Sequence[EngineRequest], now_ns: int) -> None:
         """Raise ApiError 429 if there is no room for these requests now, 400 if there never is."""
         limit, num_live = self._max_requests, self._live.num_requests
@@ -32,16 +37,19 @@ class LiveLimits:
             raise _never(len(requests), "--max-live-requests", limit)
         excess = num_live + len(requests) - limit
         if excess > 0:
-            self._metrics.count_rejection("server_full")
-            raise too_many(
-                f"{counted(num_live, 'request')} under way, --max-live-requests is {limit:,}: try "
-                "again later or raise it",
-                "server_full",
-                self._metrics.live_retry_s(excess, now_ns),
-            )
+            self._refuse_full(excess, now_ns)
         if self._max_of_tenant:
             for tenant in dict.fromkeys(request.tenant for request in requests):
                 self._check_tenant(tenant, sum(one.tenant == tenant for one in requests))
+
+    def _refuse_full(self, excess: int, now_ns: int) -> None:
+        self._metrics.count_rejection("server_full")
+        raise too_many(
+            f"{counted(self._live.num_requests, 'request')} under way, --max-live-requests is "
+            f"{self._max_requests:,}: try again later or raise it",
+            "server_full",
+            self._metrics.live_retry_s(excess, now_ns),
+        )
 
     def _check_tenant(self, tenant: str, num_new: int) -> None:
         limit, num_live = self._max_of_tenant, self._live.num_of_tenant(tenant)

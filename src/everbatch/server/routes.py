@@ -210,7 +210,10 @@ class _Routes:
 
     async def _read(self, request: Request) -> bytes:
         self._served.engine.check_accepting()
-        return await read_body(request, self._served.settings.max_body_bytes)
+        body = await read_body(request, self._served.settings.max_body_bytes)
+        # Where there is no room a long prompt is refused as cheaply as a short one.
+        self._served.engine.limits.check_any(self._served.clock.now_ns())
+        return body
 
     def _echo(self, wanted: CompletionRequest, prompt: str | tuple[int, ...]) -> str:
         if not wanted.echo:
