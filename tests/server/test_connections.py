@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import httpx
 import pytest
@@ -123,7 +125,20 @@ async def test_trailers_and_sizes_of_chunks_without_end_are_refused() -> None:
     harness.assert_all_returned()
 
 
-@pytest.mark.parametrize("pieces", [(), (b"POST /v1",), (HEAD,), (HEAD + SIZE, BODY[:-1])])
+def test_a_connection_over_which_nothing_comes_is_closed_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ClientConnection, "silent_s", 0.05)
+
+    @async_test
+    async def scenario() -> None:
+        async with served() as (_, _, port):
+            assert await sent(port) == b""
+
+    scenario()
+
+
+@pytest.mark.parametrize("pieces", [(b"POST /v1",), (HEAD,), (HEAD + SIZE, BODY[:-1])])
 def test_a_request_that_is_never_whole_is_told_so(
     pieces: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +175,22 @@ def test_a_whole_request_may_take_its_time_to_be_answered(monkeypatch: pytest.Mo
         assert answer.startswith(b"HTTP/1.1 200 ")
 
     scenario()
+
+
+@async_test
+async def test_a_crowd_that_comes_at_once_is_let_in_within_a_few_turns_of_the_loop() -> None:
+    async with served() as (_, url, port):
+        await assert_serves(url)
+        before = len(os.listdir("/proc/self/fd"))
+        with ExitStack() as crowd:
+            for _ in range(100):
+                crowd.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for _ in range(15):
+                await asyncio.sleep(0)
+            num_open = len(os.listdir("/proc/self/fd")) - before
+
+    # Both ends of each connection are in this process.
+    assert num_open > 190
 
 
 @async_test

@@ -30,6 +30,7 @@ from everbatch.base.errors import ConfigError
 from everbatch.base.units import counted
 from everbatch.server.front import Front
 from everbatch.server.open_files import allow_connections
+from everbatch.server.run import more_of
 
 logger = logging.getLogger("everbatch.supervisor")
 
@@ -100,7 +101,7 @@ class _Supervisor:
         self._front = Front(path)
         self._manager = ServiceManager.of(os.environ)
         self._process: subprocess.Popen[bytes] | None = None
-        self._accepting: asyncio.Server | None = None
+        self._accepting: list[asyncio.Server] = []
         self._stop = asyncio.Event()
 
     async def run(self, listening: socket.socket) -> int:
@@ -110,24 +111,24 @@ class _Supervisor:
         # A process that dies is our matter: as long as this one runs, all is well.
         signs = asyncio.create_task(self._manager.give_signs_of_life(lambda: True))
         try:
-            return await self._keep_serving(listening)
+            with more_of(listening) as all_listening:
+                return await self._keep_serving(all_listening)
         finally:
             signs.cancel()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
-            if self._accepting is not None:
-                self._accepting.close()
-            listening.close()
+            for server in self._accepting:
+                server.close()
             await self._flush()
 
-    async def _keep_serving(self, listening: socket.socket) -> int:
+    async def _keep_serving(self, listening: Sequence[socket.socket]) -> int:
         num_quick, status = 0, 0
         while not self._stop.is_set():
             lived_s, status = await self._serve_once(listening)
             self._front.is_up = False
             if self._stop.is_set():
                 break
-            if self._accepting is None:
+            if not self._accepting:
                 # It has said why, if it could.
                 if status < 0:
                     self._tell(f"the server {_how(status)} before it was ready")
@@ -151,7 +152,7 @@ class _Supervisor:
             "up; why is in the messages above, or in the system's log if it was killed"
         )
 
-    async def _serve_once(self, listening: socket.socket) -> tuple[float | None, int]:
+    async def _serve_once(self, listening: Sequence[socket.socket]) -> tuple[float | None, int]:
         """Run the process to its end; gives for how many seconds it was ready, and its status."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -165,10 +166,11 @@ class _Supervisor:
             if is_ready:
                 self._front.retry_after_s = max(1, round(ready_s - began_s))
                 self._front.is_up = True
-                if self._accepting is None:
-                    self._accepting = await loop.create_server(
-                        self._front.new_client, sock=listening
-                    )
+                if not self._accepting:
+                    self._accepting = [
+                        await loop.create_server(self._front.new_client, sock=one)
+                        for one in listening
+                    ]
                     self._manager.tell("READY=1")
             status = await asyncio.to_thread(process.wait)
         self._process = None

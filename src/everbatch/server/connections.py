@@ -25,16 +25,19 @@ MAX_ORIGIN_BYTES = 256
 class ClientConnection(HttpToolsProtocol):
     """One client's connection.
 
-    A request's head must have come `head_s` seconds after its first byte, or after the connection
-    was made, and all of it `request_s` seconds after the head.
+    A request's head must have come `head_s` seconds after its first byte, and all of it `request_s`
+    seconds after the head. A connection over which nothing comes is closed after `silent_s`.
     """
 
+    silent_s: ClassVar[float] = 75.0
     head_s: ClassVar[float] = 30.0
     request_s: ClassVar[float] = 300.0
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._timer: asyncio.TimerHandle | None = None
+        self._is_silent = True
+        """Whether nothing has come at all."""
         self._num_bytes = 0
         """Of the request that comes, and of them those of its body."""
         self._num_body_bytes = 0
@@ -43,7 +46,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._wait_at_most(self.head_s, "the request's head")
+        self._timer = self.loop.call_later(self.silent_s, self._end_silence)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_longer()
@@ -52,6 +55,9 @@ class ClientConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        if self._is_silent:
+            self._is_silent = False
+            self._wait_at_most(self.head_s, "the request's head")
         self._num_bytes += len(data)
         super().data_received(data)
         framing = self._num_bytes - self._num_body_bytes
@@ -95,6 +101,11 @@ class ClientConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _end_silence(self) -> None:
+        # Without a word: it would be taken for the answer to what may be on its way.
+        self._timer = None
+        self.transport.close()
 
     def _end_waiting(self, seconds: float, what: str) -> None:
         self._timer = None

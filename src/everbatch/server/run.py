@@ -12,8 +12,8 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import uvicorn
@@ -29,6 +29,9 @@ logger = logging.getLogger("everbatch.server")
 
 MAX_PORT = 65_535
 BACKLOG = 2_048
+# The loop accepts one connection a turn from each socket that listens, and a turn of a busy server
+# takes milliseconds: probes would wait for seconds behind a thousand clients that come at once.
+ACCEPTS_A_TURN = 16
 # Clients of a benchmark reuse connections after pauses; OpenAI's keeps them for a minute.
 KEEP_ALIVE_S = 75
 # Engine requests have ended by then; this is for clients that do not read their answers.
@@ -70,6 +73,20 @@ def bind_path(path: str) -> socket.socket:
     return listening
 
 
+@contextmanager
+def more_of(listening: socket.socket) -> Iterator[list[socket.socket]]:
+    """Give as many sockets as a turn shall accept connections, all of them this one; they are
+    closed at the end."""
+    all_listening = [listening]
+    try:
+        for _ in range(ACCEPTS_A_TURN - 1):
+            all_listening.append(listening.dup())
+        yield all_listening
+    finally:
+        for one in all_listening:
+            one.close()
+
+
 async def serve(
     app: FastAPI,
     engine: AsyncEngine,
@@ -98,7 +115,8 @@ async def serve(
         timeout_graceful_shutdown=FLUSH_S,
     )
     server = _Server(config, engine, grace_s, on_ready, supervisor)
-    await server.serve(sockets=[listening])
+    with more_of(listening) as all_listening:
+        await server.serve(sockets=all_listening)
     if server.engine_died:
         raise EngineDied("the engine has failed, this process ends: why is in the lines above")
 
