@@ -6,14 +6,15 @@ BIN := $(VENV)/bin
 # After a change in one of these, what is installed is installed again.
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: serve test test-full test-long soak fidelity bench check clean help
+.PHONY: serve test test-full test-long soak soak-storm soak-steps fidelity bench check clean help
 
 help:
 	@echo "make serve      install what serving needs, fetch the default model, serve it"
 	@echo "make test       install what testing needs, check and test"
 	@echo "make test-full  the long tests too, against transformers (installs torch)"
 	@echo "make test-long  golden text under all combinations and all ways of preemption; hours"
-	@echo "make soak       a million random steps under each row of options; hours"
+	@echo "make soak       a storm of clients over a server, and a million random steps under each row of"
+	@echo "                options; hours. One of both: make soak-storm, make soak-steps; STORM=SECONDS"
 	@echo "make fidelity   what simulations predict of recorded runs, as a table; ARGS=TRACES"
 	@echo "make bench      against peers, the floor, mixed steps; benchmarks/README.md has the variables"
 	@echo "make check      format, lint, types, import contracts; changes nothing"
@@ -30,7 +31,12 @@ test-full: $(VENV)/.oracle
 test-long: $(VENV)/.test
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long $(ARGS)
 
-soak: $(VENV)/.test
+soak: soak-storm soak-steps
+
+soak-storm: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m soak.run $(STORM)
+
+soak-steps: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python tests/property/soak.py $(ARGS)
 
 fidelity: $(VENV)/.serve
