@@ -23,7 +23,7 @@ LOAD, BURST_LOAD = 1.3, 3.0
 MAX_REQUESTS_PER_S = 400.0
 """A client in Python brings no more; a server that is quicker than that has no storm."""
 TICK_S = 0.02
-NUM_LONG_AT_FIRST = 48
+NUM_LONG_AT_FIRST = 8
 """So that each thread of the server that encodes long texts has met one."""
 SERVER_FLAGS = (
     *("--max-num-seqs", str(NUM_SLOTS), "--max-queue-requests", "192"),
