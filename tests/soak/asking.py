@@ -114,7 +114,7 @@ _MALFORMED = [
     (_post({"messages": [{"role": "nobody", "content": "x"}]}, path="/v1/chat/completions"), 400),
     (_post({"prompt": "x", "max_wait_s": 1}, {"X-Max-Wait-S": "2"}), 400),
     (_post({"prompt": "x", "model": "another"}), 404),
-    (_raw("GET", "/no/such/path", b""), 404),
+    (_raw("GET", "/nothing-here", b""), 404),
     (_raw("DELETE", "/v1/completions", b""), 405),
     (_raw("POST", "/v1/completions", b"x", {"Content-Length": str(100 << 20)}), 413),
     (_raw("POST", "/v1/completions", b"prompt=x", {"Content-Type": "text/plain"}), 415),
