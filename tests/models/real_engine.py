@@ -15,6 +15,7 @@ from everbatch.assemble.model_source import resolve_model
 from everbatch.base.clock import VirtualClock
 from everbatch.base.events import Preempted
 from everbatch.engine.engine import Engine, EngineRequest, StepResult
+from everbatch.engine.executor import TokenLogprobs
 from everbatch.engine.sampling_params import SamplingParams
 from everbatch.executors.model.executor import ModelExecutor, Network
 from everbatch.kernels.reference import ReferenceKernels
@@ -30,9 +31,13 @@ class RealRun:
     """What came out, by the ids under which it came, and what it took."""
 
     texts: dict[str, list[int]]
+    logprobs: dict[str, list[TokenLogprobs | None]]
+    """Of each token, where they were asked for."""
     ends: dict[str, FinishReason]
     ways: Counter[str]
     """Preemptions by way."""
+    most_together: int
+    """Most tokens that came out of one step."""
     num_hit_tokens: int
     num_masked_rows: int
     num_recomputed_tokens: int
@@ -46,10 +51,12 @@ class RealEngine:
     config: SchedulerConfig
     engine: Engine = field(init=False)
     texts: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
     ends: dict[str, FinishReason] = field(default_factory=dict)
     ways: Counter[str] = field(default_factory=Counter)
     num_masked_rows: int = 0
     num_passes: int = 0
+    most_together: int = 0
 
     def __post_init__(self) -> None:
         executor = ModelExecutor(self.network, self.config, eos_token_ids=(), seed=0)
@@ -58,6 +65,7 @@ class RealEngine:
     def add(self, request: EngineRequest) -> None:
         assert self.engine.add(request) is None
         self.texts.update((sample_id, []) for sample_id in request.sample_ids)
+        self.logprobs.update((sample_id, []) for sample_id in request.sample_ids)
 
     def step(self, leaving: Iterable[str] = ()) -> StepResult:
         """One call of the engine; `leaving` are aborted while its pass runs."""
@@ -65,6 +73,7 @@ class RealEngine:
         verify_scheduler(self.engine.scheduler)
         for output in result.outputs:
             self.texts[output.request_id].append(output.token_id)
+            self.logprobs[output.request_id].append(output.logprobs)
         self.ends.update(result.finished)
         self.ways.update(
             event.way
@@ -73,6 +82,7 @@ class RealEngine:
         )
         if result.plan is not None:
             self.num_passes += 1
+            self.most_together = max(self.most_together, len(result.outputs))
             self.num_masked_rows += len(result.plan.masked)
         return result
 
@@ -88,8 +98,10 @@ class RealEngine:
         assert host_pool is None or host_pool.num_used == 0
         return RealRun(
             self.texts,
+            self.logprobs,
             self.ends,
             self.ways,
+            self.most_together,
             stats.prefix_cache_hits,
             self.num_masked_rows,
             stats.recomputed_tokens,
