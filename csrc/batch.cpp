@@ -43,17 +43,26 @@ struct Part {
   std::size_t offset;  // of the memory for what a segment gives
 };
 
+// Bytes of one thread's memory for tasks of at most `most_tokens` tokens.
+std::size_t thread_bytes(const Runtime& runtime, const AttentionCall& call,
+                         std::size_t most_tokens) {
+  const std::size_t heads_together = std::min(call.num_kv_heads, kMaxHeadsTogether);
+  return round_up(std::max(runtime.kernels.attention_scratch(call, most_tokens, 1),
+                           runtime.kernels.attention_scratch(call, 1, heads_together)),
+                  kLine);
+}
+
+std::size_t tokens_together(const AttentionCall& call) {
+  return std::max<std::size_t>(kRowsTogether / (call.num_heads / call.num_kv_heads), 1);
+}
+
 std::size_t context_of(const AttentionTask& task) { return task.first_position + task.num_tokens; }
 
 // Run the tasks, long ones cut where there are too few for all threads; the cut changes no bit.
 void run_tasks(Runtime& runtime, const AttentionCall& call, const std::vector<AttentionTask>& tasks,
                std::size_t most_tokens, AlignedBuffer<std::byte>& scratch) {
   const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());
-  const std::size_t heads_together = std::min(call.num_kv_heads, kMaxHeadsTogether);
-  const std::size_t bytes =
-      round_up(std::max(runtime.kernels.attention_scratch(call, most_tokens, 1),
-                        runtime.kernels.attention_scratch(call, 1, heads_together)),
-               kLine);
+  const std::size_t bytes = thread_bytes(runtime, call, most_tokens);
   std::size_t total = 0, end = bytes * num_threads;
   for (const AttentionTask& task : tasks) total += context_of(task) * task.num_tokens;
   std::vector<Part> parts;
@@ -131,10 +140,24 @@ void Batch::check(std::size_t vocab_size, std::size_t num_blocks, std::size_t bl
   }
 }
 
+std::size_t max_attention_bytes(const Runtime& runtime, const AttentionCall& call,
+                                std::size_t num_tokens, std::size_t context_len) {
+  const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());
+  const std::size_t most_tokens = std::min(tokens_together(call), num_tokens);
+  const std::size_t bytes = thread_bytes(runtime, call, most_tokens) * num_threads;
+  if (num_threads == 1) return bytes;
+  const std::size_t heads_together = std::min(call.num_kv_heads, kMaxHeadsTogether);
+  const std::size_t size = std::max(runtime.kernels.segment_bytes(call, most_tokens, 1),
+                                    runtime.kernels.segment_bytes(call, 1, heads_together));
+  // Each task that is cut is longer than one of so many equal parts of all, so there are fewer.
+  const std::size_t num_cut = num_threads * kPartsPerThread - 1;
+  return bytes +
+         num_cut * std::min(size * div_ceil(context_len, kSegmentPositions), kMaxSegmentBytes);
+}
+
 void paged_attention(Runtime& runtime, const AttentionCall& call, const Batch& batch,
                      AlignedBuffer<std::byte>& scratch) {
-  const std::size_t group = call.num_heads / call.num_kv_heads;
-  const std::size_t most_tokens = std::max<std::size_t>(kRowsTogether / group, 1);
+  const std::size_t most_tokens = tokens_together(call);
   std::vector<AttentionTask> tasks;
   std::size_t longest = 1;
   const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());

@@ -33,15 +33,20 @@ std::vector<float> copied_or_empty(const std::optional<Floats>& array) {
   return array ? copied<float>(*array) : std::vector<float>();
 }
 
-std::shared_ptr<Runtime> make_runtime(int num_threads, const std::optional<std::string>& path) {
+std::shared_ptr<Runtime> make_runtime(int num_threads, const std::optional<std::string>& path,
+                                      const std::optional<std::vector<int>>& cpus) {
   require(num_threads >= 1 && num_threads <= ThreadPool::kMaxThreads,
           "num_threads must lie in [1, " + std::to_string(ThreadPool::kMaxThreads) + "], got " +
               std::to_string(num_threads));
+  require(!cpus || cpus->size() == static_cast<std::size_t>(num_threads),
+          "there must be one CPU for each thread");
   try {
-    return std::make_shared<Runtime>(num_threads, path.value_or(available_paths().front()));
+    return std::make_shared<Runtime>(num_threads, path.value_or(available_paths().front()),
+                                     cpus.value_or(std::vector<int>()));
   } catch (const std::system_error& error) {
-    throw std::invalid_argument("the system does not give " + std::to_string(num_threads) +
-                                " threads (" + error.what() + "): take fewer");
+    const std::string wish = cpus ? " threads on these CPUs (" : " threads (";
+    throw std::invalid_argument("the system does not give " + std::to_string(num_threads) + wish +
+                                error.what() + "): take " + (cpus ? "others" : "fewer"));
   }
 }
 
@@ -267,8 +272,9 @@ NB_MODULE(_native, module) {
              "block_tables"_a.noconvert(), "out"_a.noconvert());
 
   nb::class_<Runtime>(module, "Runtime")
-      .def(nb::new_(&make_runtime), "num_threads"_a, "path"_a = nb::none())
+      .def(nb::new_(&make_runtime), "num_threads"_a, "path"_a = nb::none(), "cpus"_a = nb::none())
       .def_prop_ro("num_threads", [](const Runtime& self) { return self.pool.num_threads(); })
+      .def_prop_ro("cpus", [](const Runtime& self) { return self.pool.cpus(); })
       .def_prop_ro("path", [](const Runtime& self) { return self.path_name; });
 
   nb::class_<PackedMatrix>(module, "Matrix")
@@ -289,7 +295,8 @@ NB_MODULE(_native, module) {
            "rms_norm_eps"_a, "layers"_a, "embedding"_a, "lm_head"_a.none(),
            "final_norm"_a.noconvert(), "inverse_frequencies"_a.noconvert(), "rotary_scale"_a)
       .def_prop_ro("num_bytes", &Network::num_bytes)
-      .def_prop_ro("workspace_bytes", &Network::workspace_bytes);
+      .def_prop_ro("workspace_bytes", &Network::workspace_bytes)
+      .def("max_workspace_bytes", &Network::max_workspace_bytes, "num_tokens"_a, "context_len"_a);
 
   nb::enum_<Operation>(module, "Operation")
       .value("EMBED", Operation::kEmbed)

@@ -31,6 +31,7 @@ void sample(Runtime& runtime, const FloatMatrix& logits, const Int32s& logits_of
   std::vector<std::size_t> all(logits_of.size());
   std::iota(all.begin(), all.end(), 0);
   std::vector<RowSampler> samplers;
+  arrays.require_apart_from(logits, "logits");
   rows.fill(arrays, logits_of, vocab_size, [&](const SamplingCall& call) {
     sample_rows(runtime, call, all, place, 0, logits.data(), vocab_size, samplers);
   });
@@ -104,6 +105,13 @@ void BoundRows::fill(SampledArrays& arrays, const Int32s& logits_of, std::size_t
     require(size == num_rows, "the arrays for results have not one entry a row to sample");
   }
   require(arrays.top_logprobs.shape(1) == top_stride, "top_ids and top_logprobs differ in size");
+  // What is written while rows are sampled must not change what is read: these are indices.
+  for (const auto& [row, of_row] : extras_) {
+    arrays.require_apart_from(of_row->token_history, "token_history");
+    arrays.require_apart_from(of_row->bias_ids, "bias_ids");
+    arrays.require_apart_from(of_row->bias_values, "bias_values");
+    arrays.require_apart_from(of_row->forbidden_ids, "forbidden_ids");
+  }
   for (const RowOptions& options : options_) {
     require(!options.wants_logprobs || std::min(options.num_logprobs, vocab_size) <= top_stride,
             "top_ids has no room for num_logprobs");

@@ -32,6 +32,17 @@ struct SampledArrays {
   Array<std::int64_t, 1> ranks;
   Array<std::int64_t, 2> top_ids;
   Array<float, 2> top_logprobs;
+
+  // std::invalid_argument where what is read lies in what is written.
+  template <typename Source>
+  void require_apart_from(const Source& source, const std::string& name) const {
+    require_apart(source, token_ids, name + " and token_ids");
+    require_apart(source, failed, name + " and failed");
+    require_apart(source, logprobs, name + " and logprobs");
+    require_apart(source, ranks, name + " and ranks");
+    require_apart(source, top_ids, name + " and top_ids");
+    require_apart(source, top_logprobs, name + " and top_logprobs");
+  }
 };
 
 // SamplingRows of sampling.py.

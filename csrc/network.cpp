@@ -16,6 +16,9 @@ constexpr std::size_t kValuesPerPiece = 8192;
 constexpr std::size_t kMinSharedValues = 16384;
 // Rows of logits that are there at once, of those that need them: a bound on memory.
 constexpr std::size_t kLogitRows = 96;
+// Angles are made for so many positions more, so that a text that grows token by token does not
+// extend them at each.
+constexpr std::size_t kPositionsAtOnce = 1024;
 
 std::size_t padded(std::size_t columns) { return round_up(columns, kPadding); }
 
@@ -104,9 +107,28 @@ std::size_t Network::num_bytes() const {
 }
 
 std::size_t Network::workspace_bytes() const {
-  return hidden_.num_bytes() + normed_.num_bytes() + qkv_.num_bytes() + queries_.num_bytes() +
-         attended_.num_bytes() + gated_.num_bytes() + attention_scratch_.num_bytes() +
-         logits_.num_bytes();
+  std::size_t total = hidden_.num_bytes() + normed_.num_bytes() + qkv_.num_bytes() +
+                      queries_.num_bytes() + attended_.num_bytes() + gated_.num_bytes() +
+                      attention_scratch_.num_bytes() + logits_.num_bytes() +
+                      (cos_.capacity() + sin_.capacity()) * sizeof(float);
+  return total + samplers_.size() * RowSampler::num_bytes(shape_.vocab_size);
+}
+
+std::size_t Network::max_workspace_bytes(std::size_t num_tokens, std::size_t context_len) const {
+  const auto num_threads = static_cast<std::size_t>(runtime_->pool.num_threads());
+  const std::size_t angles = round_up(context_len, kPositionsAtOnce) * (shape_.head_dim / 2);
+  return bytes_of_rows(num_tokens) +
+         max_attention_bytes(*runtime_, attention_call(), num_tokens, context_len) +
+         std::min(num_tokens, kLogitRows) * shape_.vocab_size * sizeof(float) +
+         2 * angles * sizeof(float) + num_threads * RowSampler::num_bytes(shape_.vocab_size);
+}
+
+// What make_room() takes.
+std::size_t Network::bytes_of_rows(std::size_t num_tokens) const {
+  const std::size_t hidden = padded(shape_.hidden_size), qkv = padded(shape_.qkv_size());
+  const std::size_t bf16s = hidden + shape_.query_size() + padded(shape_.query_size()) +
+                            padded(shape_.intermediate_size);
+  return num_tokens * ((hidden + qkv) * sizeof(float) + bf16s * sizeof(Bf16));
 }
 
 void Network::make_room(std::size_t num_tokens) {
@@ -118,13 +140,28 @@ void Network::make_room(std::size_t num_tokens) {
   gated_.reserve(num_tokens * padded(shape_.intermediate_size));
 }
 
+// The sizes of attention, without arrays.
+AttentionCall Network::attention_call() const {
+  return {
+      .queries = nullptr,
+      .keys = nullptr,
+      .values = nullptr,
+      .num_heads = shape_.num_heads,
+      .num_kv_heads = shape_.num_kv_heads,
+      .head_dim = shape_.head_dim,
+      .block_size = 0,
+      .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
+      .out = nullptr,
+      .out_stride = padded(shape_.query_size()),
+  };
+}
+
 // Angles are products in float32, as in the reference backend.
 void Network::extend_rotation(std::size_t num_positions) {
   const std::size_t half = shape_.head_dim / 2;
   std::size_t position = cos_.size() / half;
   if (num_positions <= position) return;
-  // Twice as many, so that a text that grows token by token does not extend them at each.
-  num_positions = std::max(num_positions, 2 * position);
+  num_positions = round_up(num_positions, kPositionsAtOnce);
   cos_.reserve(num_positions * half);
   sin_.reserve(num_positions * half);
   for (; position < num_positions; ++position) {
@@ -165,6 +202,7 @@ const Layer& Step::layer_of(std::size_t layer) const {
 
 void Step::run(const std::vector<std::pair<Operation, std::size_t>>& operations) {
   const auto lock = enter();
+  const ThreadPool::Caller pinned(network_->runtime_->pool);
   for (const auto& [operation, layer] : operations) {
     switch (operation) {
       case Operation::kEmbed:
@@ -250,18 +288,12 @@ void Step::paged_attention(std::size_t layer_index) {
   const NetworkShape& shape = network.shape_;
   const std::size_t layer_values =
       kv_.num_blocks * kv_.block_size * shape.num_kv_heads * shape.head_dim;
-  const AttentionCall call{
-      .queries = network.queries_.data(),
-      .keys = kv_.keys + layer_index * layer_values,
-      .values = kv_.values + layer_index * layer_values,
-      .num_heads = shape.num_heads,
-      .num_kv_heads = shape.num_kv_heads,
-      .head_dim = shape.head_dim,
-      .block_size = kv_.block_size,
-      .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim)),
-      .out = network.attended_.data(),
-      .out_stride = padded(shape.query_size()),
-  };
+  AttentionCall call = network.attention_call();
+  call.queries = network.queries_.data();
+  call.keys = kv_.keys + layer_index * layer_values;
+  call.values = kv_.values + layer_index * layer_values;
+  call.block_size = kv_.block_size;
+  call.out = network.attended_.data();
   everbatch::paged_attention(*network.runtime_, call, batch_, network.attention_scratch_);
 }
 
@@ -298,6 +330,7 @@ void Step::norm_for_logits(std::size_t row, std::size_t place) {
 
 void Step::norm_logits(float* logits) {
   const auto lock = enter();
+  const ThreadPool::Caller pinned(network_->runtime_->pool);
   Network& network = *network_;
   for (std::size_t row = 0; row < num_logit_rows(); ++row) norm_for_logits(row, row);
   network.lm_head_->multiply(*network.runtime_, network.normed_.data(),
@@ -307,6 +340,7 @@ void Step::norm_logits(float* logits) {
 
 void Step::norm_sample(const SamplingCall& call) {
   const auto lock = enter();
+  const ThreadPool::Caller pinned(network_->runtime_->pool);
   Network& network = *network_;
   const std::size_t stride = padded(network.shape_.hidden_size);
   const std::size_t vocab_size = network.shape_.vocab_size;

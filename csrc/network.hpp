@@ -74,6 +74,11 @@ struct KvView {
 void paged_attention(Runtime& runtime, const AttentionCall& call, const Batch& batch,
                      AlignedBuffer<std::byte>& scratch);
 
+// The most that `scratch` grows to with batches of so many tokens and contexts of this length; of
+// `call` only the sizes count.
+std::size_t max_attention_bytes(const Runtime& runtime, const AttentionCall& call,
+                                std::size_t num_tokens, std::size_t context_len);
+
 // Rows to sample, and where what comes of them goes.
 struct SamplingCall {
   const std::vector<std::int32_t>& logits_of;  // [R] indices of rows of logits
@@ -103,8 +108,10 @@ class Network {
   const NetworkShape& shape() const { return shape_; }
   // Of all weights.
   std::size_t num_bytes() const;
-  // Of the intermediate results of the largest batch so far.
+  // Of the intermediate results of the largest batch so far, and of what else outlives a step.
   std::size_t workspace_bytes() const;
+  // The most that this grows to with batches of so many tokens, in contexts of this length.
+  std::size_t max_workspace_bytes(std::size_t num_tokens, std::size_t context_len) const;
 
  private:
   friend class Step;
@@ -112,6 +119,8 @@ class Network {
   void check() const;
   void make_room(std::size_t num_tokens);
   void extend_rotation(std::size_t num_positions);
+  std::size_t bytes_of_rows(std::size_t num_tokens) const;
+  AttentionCall attention_call() const;
 
   std::shared_ptr<Runtime> runtime_;
   NetworkShape shape_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "dispatch.hpp"
 #include "thread_pool.hpp"
@@ -20,8 +21,10 @@ constexpr std::size_t round_up(std::size_t size, std::size_t step) {
 
 class Runtime {
  public:
-  Runtime(int num_threads, std::string path)
-      : kernels(kernels_of(path)), path_name(std::move(path)), pool(num_threads) {}
+  Runtime(int num_threads, std::string path, std::vector<int> cpus = {})
+      : kernels(kernels_of(path)),
+        path_name(std::move(path)),
+        pool(num_threads, std::move(cpus)) {}
 
   // Call part(Range, thread) for pieces of [0, size), each of `step` or fewer.
   template <typename Part>

@@ -56,6 +56,12 @@ RowSampler::RowSampler(const PathKernels& kernels, std::size_t vocab_size)
       counts_of_buckets_(kNumBuckets),
       masses_(kNumBuckets) {}
 
+std::size_t RowSampler::num_bytes(std::size_t vocab_size) {
+  constexpr std::size_t of_a_token =
+      3 * sizeof(float) + 2 * sizeof(std::int32_t) + sizeof(Bucket);
+  return vocab_size * of_a_token + kNumBuckets * (sizeof(std::uint32_t) + sizeof(std::int64_t));
+}
+
 SampledRow RowSampler::sample(const float* logits, const RowOptions& options,
                               std::int64_t* top_ids, float* top_logprobs) {
   SampledRow row;

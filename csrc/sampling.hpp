@@ -59,6 +59,9 @@ class RowSampler {
  public:
   RowSampler(const PathKernels& kernels, std::size_t vocab_size);
 
+  // Of the memory of one.
+  static std::size_t num_bytes(std::size_t vocab_size);
+
   // logits: [vocab], left as they are. top_ids, top_logprobs: min(num_logprobs, vocab) of each are
   // written where logprobs are wanted and the row has not failed.
   SampledRow sample(const float* logits, const RowOptions& options, std::int64_t* top_ids,

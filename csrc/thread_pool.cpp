@@ -1,7 +1,15 @@
 #include "thread_pool.hpp"
 
+#include <cerrno>
 #include <chrono>
+#include <cstring>
+#include <system_error>
+#include <utility>
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -39,14 +47,47 @@ bool look_for(Condition is_there) {
   return is_there();
 }
 
+#if defined(__linux__)
+// Let a thread run on one CPU; give an error number, 0 for none.
+int pin(pthread_t thread, int cpu) {
+  if (cpu < 0 || cpu >= CPU_SETSIZE) return EINVAL;
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  CPU_SET(cpu, &only);
+  return pthread_setaffinity_np(thread, sizeof only, &only);
+}
+#endif
+
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+#if defined(__linux__)
+ThreadPool::Caller::Caller(const ThreadPool& pool) {
+  if (pool.cpus_.empty()) return;
+  cpu_set_t before;
+  if (pthread_getaffinity_np(pthread_self(), sizeof before, &before) != 0) return;
+  if (pin(pthread_self(), pool.cpus_.front()) != 0) return;
+  before_.resize(sizeof before);
+  std::memcpy(before_.data(), &before, sizeof before);
+}
+
+ThreadPool::Caller::~Caller() {
+  if (before_.empty()) return;
+  cpu_set_t before;
+  std::memcpy(&before, before_.data(), sizeof before);
+  pthread_setaffinity_np(pthread_self(), sizeof before, &before);
+}
+#else
+ThreadPool::Caller::Caller(const ThreadPool&) {}
+ThreadPool::Caller::~Caller() = default;
+#endif
+
+ThreadPool::ThreadPool(int num_threads, std::vector<int> cpus) : cpus_(std::move(cpus)) {
   threads_.reserve(static_cast<std::size_t>(num_threads - 1));
   try {
     for (int thread = 1; thread < num_threads; ++thread) {
       threads_.emplace_back([this, thread] { live(thread); });
     }
+    pin_all();
   } catch (...) {
     end();  // No destructor runs for a pool that was not made.
     throw;
@@ -54,6 +95,21 @@ ThreadPool::ThreadPool(int num_threads) {
 }
 
 ThreadPool::~ThreadPool() { end(); }
+
+// Pin the threads; of the caller's CPU only make sure that it may be had.
+void ThreadPool::pin_all() {
+  if (cpus_.empty()) return;
+#if defined(__linux__)
+  int error = 0;
+  std::thread([&] { error = pin(pthread_self(), cpus_.front()); }).join();
+  for (std::size_t i = 0; i < threads_.size() && error == 0; ++i) {
+    error = pin(threads_[i].native_handle(), cpus_[i + 1]);
+  }
+#else
+  const int error = ENOSYS;
+#endif
+  if (error != 0) throw std::system_error(error, std::generic_category());
+}
 
 void ThreadPool::end() {
   is_ending_ = true;

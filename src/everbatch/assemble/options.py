@@ -92,6 +92,7 @@ class EngineOptions:
     kernels: BackendName = "auto"
     threads: int | None = None
     """That compute. None: chosen by the kernels from the cores that we may use."""
+    pin_threads: bool = False
     seed: int = 0
     event_log: Path | None = None
     event_log_max_size: int | None = None
@@ -109,7 +110,7 @@ class EngineOptions:
         self._check_event_log_size()
         self._check_one_of("kv_cache_memory", "num_blocks")
         self._check_one_of("host_cache_memory", "num_host_blocks", "swap_space")
-        _check_kernels(self.kernels, self.threads)
+        _check_kernels(self.kernels, self.threads, self.pin_threads)
         _at_least("seed", self.seed, 0)
         if self.seed > MAX_SEED:
             raise ConfigError(f"seed must lie in [0, {MAX_SEED}], got {self.seed}")
@@ -300,13 +301,15 @@ def _at_least(
         raise ConfigError(f"{name} must be at least {low}{remark}, got {value}")
 
 
-def _check_kernels(kernels: object, threads: int | None) -> None:
+def _check_kernels(kernels: object, threads: int | None, pin_threads: object) -> None:
     if kernels not in BACKEND_NAMES:
         raise ConfigError(f"kernels must be one of {', '.join(BACKEND_NAMES)}, not {kernels!r}")
     if threads is not None:
         _at_least("threads", threads, 1)
         if threads > MAX_THREADS:
             raise ConfigError(f"threads must be at most {MAX_THREADS:,}, got {threads:,}")
+    if not isinstance(pin_threads, bool):
+        raise ConfigError(f"pin_threads must be True or False, not {pin_threads!r}")
 
 
 def _check_swap_space(gib: object) -> None:

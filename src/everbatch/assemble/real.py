@@ -72,7 +72,7 @@ def _build(
 ) -> RealEngine:
     # An interrupt amid the start of a native module would end the process, or be lost.
     with interrupts_between_steps():
-        backend = choose_backend(options.kernels, options.threads)
+        backend = choose_backend(options.kernels, options.threads, pin_threads=options.pin_threads)
     found = resolve_model(options.model, progress=tell)
     tokenizer = Tokenizer.from_path(found.path)
     loaded = _load(found.path, tell)
@@ -96,6 +96,8 @@ def _build(
     )
     try:
         network = LlamaForCausalLM(loaded.config, loaded.tensors, backend.build)
+        workspace = network.max_workspace_bytes(config.max_num_batched_tokens, config.context_limit)
+        resolved = replace(resolved, max_workspace_bytes=workspace)
         if config.preemption_mode == "auto":
             costs = measure_costs(network, config.block_size, clock)
             config = replace(config, preemption_costs=costs)

@@ -40,6 +40,8 @@ class ResolvedOptions:
     """The tokens that the model was made for."""
     scheduler: SchedulerConfig
     seed: int
+    max_workspace_bytes: int | None = None
+    """Of the intermediate results of a step; None where it is not known."""
 
     def describe(self) -> list[tuple[str, str]]:
         """Give name and value of each option, for people."""
@@ -59,6 +61,7 @@ class ResolvedOptions:
                 f"({format_bytes(self.kv_bytes_per_block)} each)",
             ),
             *self._host_tier(),
+            *self._workspace(),
             ("max_model_len", f"{config.context_limit:,}"),
             ("max_num_seqs", f"{config.max_num_seqs:,}"),
             ("max_num_batched_tokens", f"{config.max_num_batched_tokens:,}"),
@@ -114,6 +117,12 @@ class ResolvedOptions:
             return []
         size = format_bytes(num_blocks * self.kv_bytes_per_block)
         return [("host blocks", f"{num_blocks:,}, {size} when all are used")]
+
+    def _workspace(self) -> list[tuple[str, str]]:
+        if self.max_workspace_bytes is None:
+            return []
+        tokens = counted(self.scheduler.max_num_batched_tokens, "token")
+        return [("workspace", f"at most {format_bytes(self.max_workspace_bytes)}, for {tokens}")]
 
     def _preemption(self) -> str:
         config = self.scheduler

@@ -14,6 +14,7 @@ _OF_THE_KERNELS = (
 _FROM_THE_MODEL = "it is taken from the model's files: leave it out"
 _OF_THE_HUB = "the hub's own settings apply (HF_HOME, HF_TOKEN): leave it out"
 _OF_A_REQUEST = "each request says it: leave it out"
+_PINNED = "start under `taskset -c`, and give --pin-threads for a CPU for each thread"
 _NO_GPU = "there is no GPU: leave it out"
 _A_PROXY = "a proxy in front does it (deploy/README.md): leave it out"
 _NOT_YET = "not supported yet: leave it out"
@@ -67,6 +68,9 @@ _OF_LLAMA_SERVER = {
     "--flash-attn": "attention is always fused: leave it out",
     "--cache-type-k": _OF_THE_KERNELS,
     "--cache-type-v": _OF_THE_KERNELS,
+    "--cpu-mask": _PINNED,
+    "--cpu-range": _PINNED,
+    "--cpu-strict": _PINNED,
     "--mlock": "weights are packed in memory: leave it out",
     "--no-mmap": "weights are packed in memory: leave it out",
     "--jinja": "the model's own template runs as jinja: leave it out",

@@ -223,6 +223,10 @@ _OPTIONS = [
         help="Threads that compute. Default: what the cores we may use allow.",
     ),
     _other(
+        "--pin-threads/--no-pin-threads",
+        help="Keep each of them on a CPU of its own, out of those that we may use.",
+    ),
+    _other(
         "--seed",
         type=int,
         help="Seed of the requests that bring none.",

@@ -38,9 +38,15 @@ def uniform(seed: int, position: int) -> float:
     """random_numbers.uniform of one seed and position."""
 
 class Runtime:
-    """Threads and a path."""
+    """Threads and a path. cpus: one for each thread, which then runs there alone; the first is the
+    caller's while it is in the operations of a step."""
 
-    def __init__(self, num_threads: int, path: str | None = None) -> None: ...
+    def __init__(
+        self, num_threads: int, path: str | None = None, cpus: Sequence[int] | None = None
+    ) -> None: ...
+    @property
+    def cpus(self) -> list[int]:
+        """Empty where threads are not pinned."""
     @property
     def num_threads(self) -> int: ...
     @property
@@ -105,6 +111,7 @@ class Network:
     def num_bytes(self) -> int: ...
     @property
     def workspace_bytes(self) -> int: ...
+    def max_workspace_bytes(self, num_tokens: int, context_len: int) -> int: ...
 
 class Step:
     """One forward pass: the operations of protocol.StepKernels, on memory of the network."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from everbatch.base.errors import ConfigError
+from everbatch.base.units import counted
 from everbatch.kernels.options import BackendName
 from everbatch.kernels.protocol import KernelsBackend
 
@@ -30,19 +31,24 @@ class Backend:
     kv_dtype: DTypeLike
 
 
-def choose_backend(name: BackendName, num_threads: int | None) -> Backend:
+def choose_backend(
+    name: BackendName, num_threads: int | None, *, pin_threads: bool = False
+) -> Backend:
     """Give the backend of that name; auto: native if it is here. `num_threads` None: chosen by the
-    backend. ConfigError if native is asked for and does not run here."""
+    backend. ConfigError if native is asked for and does not run here, and where threads are to be
+    pinned that cannot be."""
     if name == "reference":
+        _refuse_to_pin(pin_threads, "these are the reference kernels")
         return _reference(num_threads)
     problem = native_problem()
     if problem is None:
-        return _native(num_threads)
+        return _native(num_threads, pin_threads)
     if name == "native":
         raise ConfigError(
             f"the native kernels {problem}: install everbatch again where there is a C++ compiler, "
             "or take --kernels reference"
         )
+    _refuse_to_pin(pin_threads, f"those {problem}")
     return _reference(num_threads, f", as the native ones {problem}")
 
 
@@ -57,14 +63,22 @@ def native_problem() -> str | None:
     return None
 
 
-def _native(num_threads: int | None) -> Backend:
+def _refuse_to_pin(pin_threads: bool, reason: str) -> None:
+    if pin_threads:
+        raise ConfigError(
+            f"only the native kernels pin their threads, and {reason}: leave --pin-threads out"
+        )
+
+
+def _native(num_threads: int | None, pin_threads: bool) -> Backend:
     from everbatch.kernels.native import KV_DTYPE, NativeKernels, make_runtime
 
-    runtime = make_runtime(num_threads)
-    threads = "1 thread" if runtime.num_threads == 1 else f"{runtime.num_threads} threads"
+    runtime = make_runtime(num_threads, pin=pin_threads)
+    threads = counted(runtime.num_threads, "thread")
+    pinned = f", pinned to CPU {', '.join(map(str, runtime.cpus))}" if runtime.cpus else ""
     return Backend(
         build=partial(NativeKernels, runtime=runtime),
-        name=f"native, {runtime.path}, {threads}",
+        name=f"native, {runtime.path}, {threads}{pinned}",
         weight_dtype="bfloat16",
         weight_bytes=2,
         kv_dtype=KV_DTYPE,

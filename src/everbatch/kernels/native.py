@@ -19,7 +19,7 @@ from everbatch.base.errors import ConfigError
 from everbatch.kernels import _native
 from everbatch.kernels.arrays import Floats, Int32s
 from everbatch.kernels.batch import PackedBatch
-from everbatch.kernels.cores import num_physical_cores
+from everbatch.kernels.cores import cpus_to_pin, num_physical_cores
 from everbatch.kernels.kv_storage import KVStorage
 from everbatch.kernels.sampling import RowExtras, RowLogprobs, SampledTokens, SamplingRows
 from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
@@ -73,6 +73,10 @@ class NativeKernels:
         """Memory of the intermediate results of the largest batch so far."""
         return self._network.workspace_bytes
 
+    def max_workspace_bytes(self, num_tokens: int, context_len: int) -> int:
+        """Give what those grow to with batches of so many tokens, in contexts of this length."""
+        return self._network.max_workspace_bytes(num_tokens, context_len)
+
     def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         """Give empty bfloat16 storage."""
         return KVStorage(self.shape, num_blocks, block_size, KV_DTYPE)
@@ -109,9 +113,10 @@ class NativeKernels:
         return _native.Matrix(self.runtime, parts, present or None, interleaved)
 
 
-def make_runtime(num_threads: int | None = None) -> _native.Runtime:
+def make_runtime(num_threads: int | None = None, *, pin: bool = False) -> _native.Runtime:
     """Give threads, None: one for each physical core we may use, on the path of the CPU that the
-    environment names, or else the fastest. ConfigError where one of them cannot be."""
+    environment names, or else the fastest; `pin`: each on a CPU of its own. ConfigError where one
+    of them cannot be."""
     path = os.environ.get(PATH_VARIABLE) or None
     known = _native.available_paths()
     if path is not None and path not in known:
@@ -119,8 +124,10 @@ def make_runtime(num_threads: int | None = None) -> _native.Runtime:
             f"{PATH_VARIABLE} is {path!r}, this CPU runs {', '.join(known)}: name one of these, or "
             "unset it for the fastest"
         )
+    num_threads = num_threads or num_physical_cores()
+    cpus = cpus_to_pin(num_threads) if pin else None
     try:
-        return _native.Runtime(num_threads or num_physical_cores(), path)
+        return _native.Runtime(num_threads, path, cpus)
     except ValueError as error:
         raise ConfigError(f"native kernels: {error}") from error
 

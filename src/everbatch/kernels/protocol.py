@@ -57,6 +57,10 @@ class Kernels(Protocol):
     def allocate_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         """Give empty storage in this backend's element type."""
 
+    def max_workspace_bytes(self, num_tokens: int, context_len: int) -> int | None:
+        """Give the most memory for intermediate results, of batches of so many tokens in contexts
+        of this length; None where it is not known."""
+
     def begin_step(self, batch: PackedBatch, kv: KVStorage) -> StepKernels:
         """Give the operations of one forward pass over `batch`."""
 

@@ -60,6 +60,10 @@ class ReferenceKernels:
         """Give empty float32 storage."""
         return KVStorage(self.shape, num_blocks, block_size, np.float32)
 
+    def max_workspace_bytes(self, num_tokens: int, context_len: int) -> int | None:
+        """Not known: numpy takes memory as it computes."""
+        return None
+
     def begin_step(self, batch: PackedBatch, kv: KVStorage) -> "ReferenceStep":
         """Give the operations of one forward pass over `batch`."""
         self.workers.let_blas_share(batch.num_tokens < FEW_ROWS)

@@ -46,6 +46,11 @@ class LlamaForCausalLM:
         """Give empty storage for keys and values, in the backend's element type."""
         return self._kernels.allocate_kv(num_blocks, block_size)
 
+    def max_workspace_bytes(self, num_tokens: int, context_len: int) -> int | None:
+        """Give the most memory for intermediate results, of batches of so many tokens in contexts
+        of this length; None where the backend does not know."""
+        return self._kernels.max_workspace_bytes(num_tokens, context_len)
+
     def forward(self, batch: PackedBatch, kv: KVStorage) -> Floats:
         """Give the logits [R, vocab] float32 of batch.logit_rows, and write its keys and values."""
         step = self._kernels.begin_step(batch, kv)

@@ -200,6 +200,7 @@ def test_swapping_without_a_host_tier_is_refused(mode: str) -> None:
         ({"threads": 0}, "threads must be at least 1, got 0"),
         ({"threads": 1025}, "threads must be at most 1,024, got 1,025"),
         ({"threads": 1.5}, "threads must be an integer"),
+        ({"pin_threads": 1}, "pin_threads must be True or False, not 1"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"seed": 1 << 64}, "seed must lie in"),
         ({"seed": True}, "seed must be an integer"),
@@ -249,6 +250,12 @@ def resolved_options(config: SchedulerConfig) -> ResolvedOptions:
     )
 
 
+def test_description_tells_the_bound_of_the_workspace_where_it_is_known() -> None:
+    resolved = replace(resolved_options(resolve(num_blocks=10)), max_workspace_bytes=3 << 20)
+
+    assert dict(resolved.describe())["workspace"] == "at most 3.0 MiB, for 512 tokens"
+
+
 def test_description_tells_model_memory_and_budgets() -> None:
     resolved = resolved_options(resolve(num_blocks=10))
     told = dict(resolved.describe())
@@ -262,6 +269,7 @@ def test_description_tells_model_memory_and_budgets() -> None:
     assert (told["batching"], told["policy"]) == ("continuous", "fcfs")
     assert told["preemption"] == "on shortage, recompute, whole, newest"
     assert "host blocks" not in told
+    assert "workspace" not in told
     assert "aging_steps" not in told
 
 
