@@ -59,10 +59,12 @@ std::shared_ptr<PackedMatrix> make_matrix(Runtime& runtime, const std::vector<Fl
           "an interleaved matrix needs two parts of one size");
   std::vector<MatrixPart> sources;
   for (std::size_t i = 0; i < parts.size(); ++i) {
+    require_aligned(parts[i]);
     require(parts[i].shape(0) > 0 && parts[i].shape(1) > 0, "a part of a matrix is empty");
     require(parts[i].shape(1) == parts[0].shape(1), "the parts differ in their inputs");
     const float* bias = nullptr;
     if (biases) {
+      require_aligned((*biases)[i]);
       require((*biases)[i].size() == parts[i].shape(0), "a bias does not fit its part");
       bias = (*biases)[i].data();
     }
@@ -98,6 +100,7 @@ struct PaddedInput {
 
 void multiply(const PackedMatrix& matrix, Runtime& runtime, const Array<const Bf16, 2>& x,
               const Array<float, 2>& out) {
+  require_aligned(x, out);
   require(matrix.arrangement() == Arrangement::kStacked, "the matrix is interleaved");
   require(out.shape(0) == x.shape(0) && out.shape(1) == matrix.num_outputs(),
           "out has a wrong shape");
@@ -109,6 +112,7 @@ void multiply(const PackedMatrix& matrix, Runtime& runtime, const Array<const Bf
 
 void silu_times(const PackedMatrix& matrix, Runtime& runtime, const Array<const Bf16, 2>& x,
                 const Array<Bf16, 2>& out) {
+  require_aligned(x, out);
   require(matrix.arrangement() == Arrangement::kInterleaved, "the matrix is not interleaved");
   require(out.shape(0) == x.shape(0) && 2 * out.shape(1) == matrix.num_outputs(),
           "out has a wrong shape");
@@ -135,6 +139,7 @@ void attention(Runtime& runtime, const Array<const Bf16, 3>& queries,
                const Int32Matrix& block_tables, const Array<Bf16, 3>& out) {
   const std::size_t num_tokens = queries.shape(0), num_heads = queries.shape(1);
   const std::size_t head_dim = queries.shape(2), num_kv_heads = keys.shape(2);
+  require_aligned(queries, keys, values, cu_seqlens_q, context_lens, out);
   for (int i = 0; i < 4; ++i) {
     require(keys.shape(i) == values.shape(i), "keys and values differ in shape");
   }
@@ -224,6 +229,7 @@ struct BoundStep {
     require(array.shape(0) == shape.num_layers && array.shape(3) == shape.num_kv_heads &&
                 array.shape(4) == shape.head_dim && array.shape(1) > 0 && array.shape(2) > 0,
             name + " must be [L, num_blocks, block_size, H_kv, D] of this network");
+    require_aligned(array);
     return array;
   }
 
@@ -238,6 +244,7 @@ struct BoundStep {
     require(logits.shape(0) == step.num_logit_rows() &&
                 logits.shape(1) == step.shape().vocab_size,
             "logits has a wrong shape");
+    require_aligned(logits);
     require_apart(logits, keys, "logits and keys");
     require_apart(logits, values, "logits and values");
     nb::gil_scoped_release unlocked;

@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -26,6 +27,16 @@ inline void require(bool holds, const std::string& message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
+// numpy makes arrays whose elements lie anywhere, and calls them contiguous.
+template <typename... Arrays>
+void require_aligned(const Arrays&... arrays) {
+  const auto is_aligned = [](const auto& array) {
+    return array.nbytes() == 0 ||
+           reinterpret_cast<std::uintptr_t>(array.data()) % sizeof(*array.data()) == 0;
+  };
+  require((is_aligned(arrays) && ...), "an array is not aligned to its elements: copy it");
+}
+
 template <typename First, typename Second>
 void require_apart(const First& a, const Second& b, const std::string& names) {
   const auto* a_first = reinterpret_cast<const std::byte*>(a.data());
@@ -37,6 +48,7 @@ void require_apart(const First& a, const Second& b, const std::string& names) {
 
 template <typename Element, typename Source>
 std::vector<Element> copied(const Source& array) {
+  require_aligned(array);
   return std::vector<Element>(array.data(), array.data() + array.size());
 }
 

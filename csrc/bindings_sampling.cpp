@@ -25,6 +25,7 @@ void sample(Runtime& runtime, const FloatMatrix& logits, const Int32s& logits_of
             const BoundRows& rows, SampledArrays arrays) {
   const std::size_t vocab_size = logits.shape(1);
   require(vocab_size > 0, "there is no token to choose");
+  require_aligned(logits);
   rows.check(logits_of, logits.shape(0), vocab_size);
   std::vector<std::size_t> place(logits.shape(0));
   std::iota(place.begin(), place.end(), 0);
@@ -50,6 +51,7 @@ BoundExtras::BoundExtras(Int64s history, std::size_t prompt_length, double repet
              repetition_penalty,   presence_penalty,     frequency_penalty,
              bias_ids.data(),      bias_values.data(),   bias_ids.size(),
              forbidden_ids.data(), forbidden_ids.size()} {
+  require_aligned(token_history, bias_ids, bias_values, forbidden_ids);
   require(prompt_length <= token_history.size(), "prompt_length is beyond token_history");
   require(bias_values.size() == bias_ids.size(), "bias_ids and bias_values differ in size");
   // Ids beyond the vocabulary name no logit; numpy would count negative ones from the end.
@@ -63,6 +65,7 @@ BoundRows::BoundRows(const Floats& temperature, const Int32s& top_k, const Float
                      const Int32s& num_logprobs, ByRow extras)
     : extras_(std::move(extras)) {
   const std::size_t num_rows = temperature.size();
+  require_aligned(temperature, top_k, top_p, min_p, seed, position, wants_logprobs, num_logprobs);
   for (const std::size_t size : {top_k.size(), top_p.size(), min_p.size(), seed.size(),
                                  position.size(), wants_logprobs.size(), num_logprobs.size()}) {
     require(size == num_rows, "the arrays of rows to sample differ in size");
@@ -83,6 +86,7 @@ BoundRows::BoundRows(const Floats& temperature, const Int32s& top_k, const Float
 
 void BoundRows::check(const Int32s& logits_of, std::size_t num_logit_rows,
                       std::size_t vocab_size) const {
+  require_aligned(logits_of);
   require(logits_of.size() == options_.size(), "logits_of has not one entry a row to sample");
   for (std::size_t i = 0; i < logits_of.size(); ++i) {
     const std::int32_t row = logits_of.data()[i];
@@ -99,6 +103,8 @@ void BoundRows::check(const Int32s& logits_of, std::size_t num_logit_rows,
 void BoundRows::fill(SampledArrays& arrays, const Int32s& logits_of, std::size_t vocab_size,
                      const std::function<void(const SamplingCall&)>& sample) const {
   const std::size_t num_rows = options_.size(), top_stride = arrays.top_ids.shape(1);
+  require_aligned(arrays.token_ids, arrays.failed, arrays.logprobs, arrays.ranks, arrays.top_ids,
+                  arrays.top_logprobs);
   for (const std::size_t size :
        {arrays.token_ids.size(), arrays.failed.size(), arrays.logprobs.size(), arrays.ranks.size(),
         arrays.top_ids.shape(0), arrays.top_logprobs.shape(0)}) {

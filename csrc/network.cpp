@@ -16,8 +16,7 @@ constexpr std::size_t kValuesPerPiece = 8192;
 constexpr std::size_t kMinSharedValues = 16384;
 // Rows of logits that are there at once, of those that need them: a bound on memory.
 constexpr std::size_t kLogitRows = 96;
-// Angles are made for so many positions more, so that a text that grows token by token does not
-// extend them at each.
+// Angles are made for so many positions at a time.
 constexpr std::size_t kPositionsAtOnce = 1024;
 
 std::size_t padded(std::size_t columns) { return round_up(columns, kPadding); }
@@ -70,6 +69,8 @@ void Network::check() const {
   if (shape.num_heads == 0 || shape.num_kv_heads == 0 || shape.num_heads % shape.num_kv_heads) {
     throw std::invalid_argument("num_heads must be a positive multiple of num_kv_heads");
   }
+  // Products of sizes must not wrap around to what fits: head_dim is bounded by the frequencies.
+  if (shape.num_heads > INT32_MAX) throw std::invalid_argument("num_heads is too large");
   if (shape.head_dim == 0 || shape.head_dim % 2) {
     throw std::invalid_argument("head_dim must be positive and even");
   }
