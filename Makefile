@@ -34,7 +34,7 @@ test-long: $(VENV)/.test
 soak: soak-storm soak-steps
 
 soak-storm: $(VENV)/.test
-	PYTHONPATH=tests $(BIN)/python -m soak.run $(STORM)
+	PYTHONPATH=tests $(BIN)/python -m load.run $(STORM)
 
 soak-steps: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python tests/property/soak.py $(ARGS)

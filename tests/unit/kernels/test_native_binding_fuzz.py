@@ -297,7 +297,14 @@ def test_array_that_may_not_be_written_is_refused(call: str, name: str) -> None:
         function(**given)
 
 
-@pytest.mark.parametrize("wrong", [None, object(), "7", -1, 2**70, [None], [[1]]], ids=repr)
+class SomethingElse:
+    """An object that no argument takes, named alike in every process that collects tests."""
+
+    def __repr__(self) -> str:
+        return "something else"
+
+
+@pytest.mark.parametrize("wrong", [None, SomethingElse(), "7", -1, 2**70, [None], [[1]]], ids=repr)
 @pytest.mark.parametrize(("call", "name"), ARGUMENTS)
 def test_argument_that_is_something_else_is_refused(call: str, name: str, wrong: Any) -> None:
     function, make = CALLS[call]

@@ -1,4 +1,4 @@
-"""A storm of a thousand clients over a server. Usage: python -m soak.run [SECONDS] [MODEL FLAGS]
+"""A storm of a thousand clients over a server. Usage: python -m load.run [SECONDS] [MODEL FLAGS]
 
 Without a model the default one is served. Exit status 1 if a promise is broken. The server has one
 core less than there are, for its own event loop and these clients.
@@ -12,8 +12,8 @@ import time
 
 import uvloop
 from e2e.processes import Server, serving
-from soak.storm import SERVER_FLAGS, Plan, weather
-from soak.verdict import Check, judge
+from load.storm import SERVER_FLAGS, Plan, weather
+from load.verdict import Check, judge
 
 STORM_S = 600.0
 CALM_SHARE, SETTLE_SHARE = 0.1, 0.1

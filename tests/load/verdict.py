@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from statistics import mean
 
-from soak.storm import MAX_REQUESTS_PER_S, Course
-from soak.watched import MIB
+from load.storm import MAX_REQUESTS_PER_S, Course
+from load.watched import MIB
 
 MEMORY_SHARE = 0.05
 STEP_SHARE = 0.05

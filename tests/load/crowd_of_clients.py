@@ -6,8 +6,8 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from soak.asking import Ask, Asking
-from soak.wire import Answer, Cut, Wire, connect
+from load.asking import Ask, Asking
+from load.wire import Answer, Cut, Wire, connect
 
 ANSWER_LIMIT_S = 180.0
 """A request without an end for so long has none."""

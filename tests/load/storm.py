@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from e2e.processes import Server
-from soak.asking import Asking, Shape
-from soak.crowd_of_clients import Crowd, Tally, read_slowly
-from soak.watched import MIB, Look, Span, resident_bytes
+from load.asking import Asking, Shape
+from load.crowd_of_clients import Crowd, Tally, read_slowly
+from load.watched import MIB, Look, Span, resident_bytes
 
 NUM_SLOTS = 64
 MORE_THAN_SLOTS = 8

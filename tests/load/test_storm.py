@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from e2e.processes import serving
-from soak.asking import Shape
-from soak.run import soak
-from soak.storm import SERVER_FLAGS, Plan
-from soak.wire import Answer
+from load.asking import Shape
+from load.run import soak
+from load.storm import SERVER_FLAGS, Plan
+from load.wire import Answer
 from tiny_model import write_model
 
 PLAN = Plan(
