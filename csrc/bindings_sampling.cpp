@@ -71,11 +71,13 @@ BoundRows::BoundRows(const Floats& temperature, const Int32s& top_k, const Float
     require(size == num_rows, "the arrays of rows to sample differ in size");
   }
   options_.reserve(num_rows);
+  // An array of bool may hold any byte, a bool of C++ may not.
+  const auto* wants = reinterpret_cast<const unsigned char*>(wants_logprobs.data());
   for (std::size_t i = 0; i < num_rows; ++i) {
     require(num_logprobs.data()[i] >= 0, "num_logprobs is negative");
     options_.push_back({temperature.data()[i], top_k.data()[i], top_p.data()[i], min_p.data()[i],
                         seed.data()[i], static_cast<std::uint64_t>(position.data()[i]),
-                        wants_logprobs.data()[i],
+                        wants[i] != 0,
                         static_cast<std::size_t>(num_logprobs.data()[i]), nullptr});
   }
   for (const auto& [row, of_row] : extras_) {

@@ -342,3 +342,14 @@ def test_logits_that_are_results_are_refused() -> None:
 def test_sizes_whose_products_wrap_around_are_refused() -> None:
     with pytest.raises(ValueError, match="num_heads is too large"):
         _native.Network(**network_arguments() | {"num_heads": 2**62 + 2})
+
+
+def test_any_byte_but_zero_is_true() -> None:
+    expected, given = results_arguments(), results_arguments()
+    odd = rows_arguments() | {"wants_logprobs": np.array([2, 0], np.uint8).view(np.bool_)}
+
+    sample_rows(rows_arguments(), expected)
+    sample_rows(odd, given)
+
+    for name, values in expected.items():
+        assert np.array_equal(values, given[name]), name
