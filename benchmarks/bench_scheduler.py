@@ -24,6 +24,7 @@ from pathlib import Path
 from harness import Candidate, Plan, exit_status
 
 from everbatch.engine.metrics import EngineMetrics
+from everbatch.kv_cache.content import in_blocks
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.plan import StepOutcome, StepPlan
 from everbatch.scheduler.request import Request
@@ -47,10 +48,13 @@ class PrivateTokens:
         first = range(0, num_requests << 16, 1 << 16)
         self._tokens = [array("i", range(at, at + PROMPT_TOKENS + 16 + MAX_TOKENS)) for at in first]
 
-    def read(self, request_id: str, payload: object, sample: int, start: int, stop: int) -> bytes:
+    def read(
+        self, request_id: str, payload: object, sample: int, blocks: range, block_size: int
+    ) -> list[bytes]:
         number = int(request_id)
         tokens = self._tokens[number] if number < len(self._tokens) else self._waiting
-        return tokens[start:stop].tobytes()
+        start, stop = blocks.start * block_size, blocks.stop * block_size
+        return in_blocks(tokens[start:stop].tobytes(), block_size)
 
 
 def step_costs_us(num_running: int, num_waiting: int = 0, num_blocks: int = 0) -> list[float]:

@@ -14,7 +14,7 @@ from everbatch.kernels.backends import choose_backend
 def test_ctrl_c_while_the_kernels_start_waits_until_they_have_started(tmp_path: Path) -> None:
     started = []
 
-    def start(*arguments: object) -> object:
+    def start(*arguments: object, **options: object) -> object:
         signal.raise_signal(signal.SIGINT)
         started.append(choose_backend("reference", 1))
         return started[0]

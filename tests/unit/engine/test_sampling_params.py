@@ -83,9 +83,11 @@ def test_limits_are_allowed_and_one_step_beyond_is_not(name: str, low: int, high
         assert caught.value.param == name
 
 
-@pytest.mark.parametrize("name", ["top_p", "repetition_penalty"])
-def test_zero_is_outside_where_it_would_mean_nothing(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=rf"{name} must lie in \(0"):
+@pytest.mark.parametrize(
+    ("name", "range_"), [("top_p", r"\(0, 1\]"), ("repetition_penalty", r"\[0\.01, 2\]")]
+)
+def test_zero_is_outside_where_it_would_mean_nothing(name: str, range_: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"{name} must lie in {range_}"):
         make(**{name: 0})
 
 
