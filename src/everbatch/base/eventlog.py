@@ -86,6 +86,8 @@ class EventLogWriter:
         if self._run is not None:
             self._end_run(self._run)
         self._undigested.append(text)
+        # At once: a text is of up to thousands of lines, and nothing else may come between many.
+        self._digest_lines()
         self._file.write(text)
         if last + 1 < len(steps.durations):
             self._add_quiet(steps.quiet(last + 1, len(steps.durations)))

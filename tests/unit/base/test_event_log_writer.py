@@ -1,6 +1,7 @@
 """The event log: runs of quiet steps, the digest, ids that UTF-8 cannot hold, wrong values."""
 
 import json
+import tracemalloc
 from dataclasses import asdict, fields
 from hashlib import sha256
 from io import StringIO
@@ -157,6 +158,28 @@ def test_steps_told_together_are_written_as_their_parts(before, places, name):
     assert file.getvalue() == in_parts.getvalue()
     assert together.digest() == one_by_one.digest()
     assert file.getvalue().count('"event":"step"') == len(places) + 1 + (before == busy_step(2))
+
+
+def test_steps_told_together_are_not_kept_until_other_events_come():
+    writer, ends = EventLogWriter(Sink(), {}), list(range(1_001))
+    changes = [StepChange(place, [("a", place)], 5, 0) for place in range(1, 1_001)]
+    steps = StepsRan(1, [1] * 1_000, ends, 1, (), 1, changes)
+    writer.write_steps(steps)
+    tracemalloc.start()
+    for _ in range(5):
+        writer.write_steps(steps)
+    num_kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    # A thousand lines have 180 kB.
+    assert num_kept < 100_000
+
+
+class Sink(StringIO):
+    """A file that is on no disk and in no memory."""
+
+    def write(self, text):
+        return len(text)
 
 
 def test_the_parts_of_steps_told_together_say_when_each_was_and_who_joined():
