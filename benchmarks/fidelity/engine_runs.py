@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from driven_engine import spin
+from driven_engine import request_spec, spin
 
 from everbatch.base.events import Arrived, Preempted, QuietSteps, StepRan
 from everbatch.base.units import NS_PER_S
@@ -31,7 +31,7 @@ from everbatch.sim.distribution import distribution
 from everbatch.sim.recorded import RecordedStepTimes, read_log, recorded_events
 from everbatch.sim.run import RunOptions, simulate
 from everbatch.workload.random_draws import stream
-from everbatch.workload.requests import Prompt, RequestSpec, Segment
+from everbatch.workload.requests import RequestSpec
 from everbatch.workload.run_sections import ClockSpec
 from everbatch.workload.scenario import Scenario
 
@@ -320,7 +320,7 @@ class _SideWork:
     def _step_through(self, name: str, count: int, prompt: int, output: int) -> list[float]:
         """Run requests that all come at once; gives the seconds of each step."""
         for number in range(count):
-            spec = _spec_of(f"{name}-{number}", number, 0, prompt, output)
+            spec = request_spec(f"{name}-{number}", number, 0, prompt, output)
             self._engine.add(self.request(spec))
         times = []
         while self._engine.has_work:
@@ -332,15 +332,8 @@ class _SideWork:
 
 def _spec(workload: Workload, number: int, now_s: float, draws: Random) -> RequestSpec:
     prompt, output = draws.randint(*workload.prompt_tokens), draws.randint(*workload.output_tokens)
-    return _spec_of(str(number), number, round(now_s * NS_PER_S), prompt, output)
-
-
-def _spec_of(id: str, position: int, arrival: int, prompt: int, output: int) -> RequestSpec:
-    # One output more than the limit: the model never ends by itself.
-    return RequestSpec(
-        id, position, arrival, Prompt(prompt, (Segment(None, prompt),)), output + 1, output
-    )
+    return request_spec(str(number), number, round(now_s * NS_PER_S), prompt, output)
 
 
 def _at(spec: RequestSpec, arrival: int) -> RequestSpec:
-    return _spec_of(spec.id, spec.position, arrival, spec.prompt.num_tokens, spec.max_tokens)
+    return request_spec(spec.id, spec.position, arrival, spec.prompt.num_tokens, spec.max_tokens)
