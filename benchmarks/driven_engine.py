@@ -9,6 +9,7 @@ The engine's own log merges steps in which nothing changed. Here each step keeps
 
 import argparse
 import io
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -146,6 +147,17 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return int(text)
+
+
+def positive_seconds(text: str) -> float:
+    """Read a time from a command line: above 0, and finite."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0")
+    return seconds
 
 
 def steps_of(events: Iterable[Event]) -> list[StepRan]:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from driven_engine import positive, positive_seconds
 from fidelity.engine_runs import (
     MEANS,
     EngineRun,
@@ -225,8 +226,10 @@ def slower(prices: Prices) -> Prices:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table; gives the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of arrivals a run")
-    parser.add_argument("--runs", type=int, default=RUNS_A_LOAD, help="of each load")
+    parser.add_argument(
+        "--seconds", type=positive_seconds, default=SECONDS, help="of arrivals a run"
+    )
+    parser.add_argument("--runs", type=positive, default=RUNS_A_LOAD, help="of each load")
     parser.add_argument("--model", help="a directory or file; without it the default model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all runs and rows")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the event logs there")

@@ -194,6 +194,18 @@ def test_the_command_prints_the_table_and_writes_all_runs(tmp_path, monkeypatch,
     assert len(list(logs.iterdir())) == len(told["runs"])
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--runs", "0"), ("--runs", "x"), *(("--seconds", v) for v in ("0", "-3", "nan", "inf", "x"))],
+)
+def test_the_command_refuses_numbers_that_make_no_run(option, value, monkeypatch, capsys):
+    monkeypatch.setattr(own_engine, "machine_lock", lambda path: pytest.fail("it was begun"))
+
+    with pytest.raises(SystemExit, match="2"):
+        own_engine.main([option, value])
+    assert f"argument {option}: '{value}' must be a" in capsys.readouterr().err
+
+
 def test_what_is_predicted_too_fast_is_missed_and_few_preemptions_are_only_told():
     real = Figures(10, 100.0, 5, 0.2, 0.4, 0.05, 0.1, 2.0, 3.0)
     fast = Figures(10, 106.0, 9, 0.2, 0.4, 0.045, 0.1, 2.0, 3.0)
