@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,15 @@ from hypothesis import strategies as st
 from server.fakes import EOS, byte_tokenizer
 
 from everbatch.engine.structured_outputs import StructuredOutputsParams
-from everbatch.server.tool_calls import Call, Tool, ToolStyle, finder_of, style_of
+from everbatch.server.tool_calls import (
+    CLOSE,
+    Call,
+    CloseSearch,
+    Tool,
+    ToolStyle,
+    finder_of,
+    style_of,
+)
 from everbatch.server.tool_grammars import CallSyntax, certain_calls
 from everbatch.tokenizer.chat_template import ChatTemplate
 from everbatch.tokenizer.grammars import Grammars
@@ -50,6 +59,8 @@ TAGGED = [
     ('<tool_call>{"name": "rm"}</tool_call>', '<tool_call>{"name": "rm"}</tool_call>', []),
     ('<tool_call>{"name": "clock"}', '<tool_call>{"name": "clock"}', []),
     ('<tool_call>{"name": "clock", "arguments": 1}</tool_call>',) * 2 + ([],),
+    ('<tool_call>{"name": ["clock"]}</tool_call>',) * 2 + ([],),
+    ('<tool_call>"</tool_call>\\</tool_call>"</tool_call>',) * 2 + ([],),
 ]
 BARE = [
     ("", "", []),
@@ -63,6 +74,7 @@ BARE = [
     ('{"name": "weather", "param', '{"name": "weather", "param', []),
     ("[" * 5_000, "[" * 5_000, []),
     ('{"a":' * 5_000, '{"a":' * 5_000, []),
+    ('{"name": {"clock": 1}}', '{"name": {"clock": 1}}', []),
 ]
 
 LISTED_CALL = '{"name": "weather", "arguments": {"city": "Köln"}}'
@@ -125,6 +137,30 @@ def test_text_is_sent_as_soon_as_it_cannot_become_a_tag() -> None:
     assert finder.push(" <to").text == ""
     assert finder.push("y").text == " <toy"
     assert finder_of(ToolStyle.BARE, (CLOCK,)).push("a").text == "a"
+
+
+def test_closing_tag_that_is_repeated_in_a_string_is_looked_at_once() -> None:
+    looked_at = 0
+
+    class Counted(str):
+        """A text that counts what is looked at of it; its parts and sums count, too."""
+
+        def __add__(self, other: str) -> "Counted":
+            return Counted(str.__add__(self, other))
+
+        def __getitem__(self, key: Any) -> str:
+            nonlocal looked_at
+            part = str.__getitem__(self, key)
+            looked_at += len(part)
+            return part
+
+    search, text = CloseSearch(), Counted('{"')
+    for _ in range(200):
+        text = text + CLOSE
+        assert search.partition(text) == (text, "", "")
+
+    assert looked_at <= len(text)
+    assert search.partition(text + '"}' + CLOSE) == (text + '"}', CLOSE, "")
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,8 @@ class TaggedFinder:
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
         self._held = ""
-        self._is_inside = False
+        self._close: CloseSearch | None = None
+        """For the end of the call that has begun; None: none has."""
         self._was_call = False
         """Whether a call was the last thing that came."""
 
@@ -136,7 +137,7 @@ class TaggedFinder:
 
     def finish(self) -> Found:
         held, self._held = self._held, ""
-        if self._is_inside:
+        if self._close is not None:
             held = OPEN + held
         elif self._was_call:
             held = held if held.strip() else ""
@@ -144,26 +145,28 @@ class TaggedFinder:
 
     def _step(self, parts: list[str | Call]) -> bool:
         """Go on to the next tag; gives whether there was one."""
+        close = self._close
         before, tag, after = (
-            _to_close(self._held) if self._is_inside else self._held.partition(OPEN)
+            self._held.partition(OPEN) if close is None else close.partition(self._held)
         )
         if not tag:
-            if not self._is_inside:
+            if close is None:
                 cut = _end_of_text(before)
                 self._tell(parts, before[:cut])
                 self._held = before[cut:]
             return False
         self._held = after
-        if self._is_inside:
-            call = _call(before, "arguments", self._names)
-            if call is None:
-                self._tell(parts, f"{OPEN}{before}{CLOSE}")
-            else:
-                parts.append(call)
-                self._was_call = True
-        else:
+        if close is None:
             self._tell(parts, before.rstrip())
-        self._is_inside = not self._is_inside
+            self._close = CloseSearch()
+            return True
+        self._close = None
+        call = _call(before, "arguments", self._names)
+        if call is None:
+            self._tell(parts, f"{OPEN}{before}{CLOSE}")
+        else:
+            parts.append(call)
+            self._was_call = True
         return True
 
     def _tell(self, parts: list[str | Call], text: str) -> None:
@@ -226,14 +229,34 @@ class WholeFinder:
         return tuple(calls) or None
 
 
-def _to_close(text: str) -> tuple[str, str, str]:
-    """Partition at the first closing tag that stands in no JSON string."""
-    place = text.find(CLOSE)
-    while place >= 0:
-        if _ESCAPED.sub("", text[:place]).count('"') % 2 == 0:
-            return text[:place], CLOSE, text[place + len(CLOSE) :]
-        place = text.find(CLOSE, place + 1)
-    return text, "", ""
+class CloseSearch:
+    """Looks in a text that grows for the first closing tag that stands in no JSON string.
+
+    Each character is looked at once, however many tags stand in strings: a model may repeat one.
+    """
+
+    def __init__(self) -> None:
+        self._searched = 0
+        """Where the next tag may begin."""
+        self._counted = 0
+        """So far quotes are counted."""
+        self._is_in_string = False
+
+    def partition(self, text: str) -> tuple[str, str, str]:
+        """Partition at that tag; `text` begins with what was given before."""
+        while (place := text.find(CLOSE, self._searched)) >= 0:
+            self._searched = place + 1
+            self._count_quotes(text, place)
+            if not self._is_in_string:
+                return text[:place], CLOSE, text[place + len(CLOSE) :]
+        self._searched = max(self._searched, len(text) - len(CLOSE) + 1)
+        return text, "", ""
+
+    def _count_quotes(self, text: str, end: int) -> None:
+        plain = _ESCAPED.sub("", text[self._counted : end])
+        self._is_in_string ^= plain.count('"') % 2 == 1
+        # A backslash at the end belongs to what follows.
+        self._counted = end - plain.endswith("\\")
 
 
 def _end_of_text(text: str) -> int:
@@ -251,9 +274,12 @@ def _call(text: str, arguments_key: str, names: frozenset[str]) -> Call | None:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return None
-    if not isinstance(value, dict) or value.get("name") not in names:
+    if not isinstance(value, dict):
+        return None
+    name = value.get("name")
+    if not isinstance(name, str) or name not in names:
         return None
     arguments = value.get(arguments_key, {})
     if not isinstance(arguments, dict):
         return None
-    return Call(value["name"], msgspec.json.encode(arguments).decode())
+    return Call(name, msgspec.json.encode(arguments).decode())
