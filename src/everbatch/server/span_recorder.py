@@ -53,7 +53,6 @@ class SpanRecorder:
             elif event.resumed:
                 trace.note(SpanEvent("resumed", event.t, {"id": event.id}))
             elif event.prompt_tokens:
-                trace.num_cached_tokens = event.cached_tokens
                 trace.note(SpanEvent("admitted", event.t, {"cached_tokens": event.cached_tokens}))
 
     def end(self, request: LiveRequest, now_ns: int, refused: str | None = None) -> None:
@@ -119,7 +118,7 @@ def _usage(request: LiveRequest, trace: RequestTrace) -> Attributes:
         "gen_ai.usage.completion_tokens": num_output,
         "gen_ai.usage.input_tokens": num_prompt,
         "gen_ai.usage.output_tokens": num_output,
-        "gen_ai.usage.cache_read.input_tokens": trace.num_cached_tokens,
+        "gen_ai.usage.cache_read.input_tokens": request.num_cached_tokens,
         "gen_ai.usage.num_sequences": request.num_samples,
         "everbatch.num_preemptions": trace.num_preemptions,
     }

@@ -53,7 +53,6 @@ class RequestTrace:
 
     trace_headers: Mapping[str, str]
     sampling: SamplingParams
-    num_cached_tokens: int = 0
     num_preemptions: int = 0
     events: list[SpanEvent] = field(default_factory=list)
 
