@@ -17,6 +17,7 @@ from server.fakes import (
 
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.structured_outputs import StructuredOutputsParams
+from everbatch.server.http_body import MAX_INLINE_BYTES
 from everbatch.tokenizer.grammars import Grammars
 
 CHAT = "/v1/chat/completions"
@@ -240,5 +241,28 @@ def test_what_cannot_be_held_to_is_refused(fields: dict[str, Any], param: str, w
         assert answer.status_code == 400
         assert words in error["message"]
         assert param in error["param"]
+
+    run()
+
+
+@pytest.mark.parametrize("depth", [200, 900, 985, 5_000])
+def test_schema_is_refused_however_deeply_it_is_nested(depth: int) -> None:
+    schema = '{"items":' * depth + "{}" + "}" * depth
+    tools = f'"tools": [{{"function": {{"name": "a", "strict": true, "parameters": {schema}}}}}]'
+    form = f'"structured_outputs": {{"json": {schema}}}'
+    # Long bodies are read on a thread whose stack has room for more than the others'.
+    space = " " * MAX_INLINE_BYTES
+
+    @async_test
+    async def run() -> None:
+        async with in_process(make_harness(template=TEMPLATE)) as client:
+            for field in (tools, form):
+                body = f'{{"messages": [{{"role": "user", "content": "x"}}], {field}}}{space}'
+                answer = await client.post(
+                    CHAT, content=body, headers={"Content-Type": "application/json"}
+                )
+
+                assert answer.status_code == 400, field[:20]
+                assert answer.json()["error"]["type"] == "invalid_request_error"
 
     run()

@@ -52,8 +52,7 @@ class StructuredOutputsParams:
     def kind_and_text(self) -> tuple[str, str]:
         """Give which form it is, and all that tells it: equal texts mean equal forms."""
         if self.json is not None:
-            text = self.json if isinstance(self.json, str) else json.dumps(self.json)
-            return "json", text
+            return "json", self.json if isinstance(self.json, str) else schema_text(self.json)
         if self.choice is not None:
             return "choice", json.dumps(list(self.choice))
         if self.regex is not None:
@@ -75,6 +74,14 @@ class StructuredOutputsParams:
                 is_right, wanted = _is_text(value), "a text that is not empty"
         if not is_right:
             raise InvalidRequest(f"{_NAME}.{name} must be {wanted}", _NAME)
+
+
+def schema_text(schema: Mapping[str, object]) -> str:
+    """Write a JSON schema; raises InvalidRequest where it cannot be written."""
+    try:
+        return json.dumps(schema)
+    except RecursionError:
+        raise InvalidRequest("the JSON schema is nested too deeply: flatten it", _NAME) from None
 
 
 def structured_outputs_of(given: object) -> StructuredOutputsParams | None:

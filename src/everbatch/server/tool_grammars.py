@@ -11,11 +11,11 @@ may, and once a call has begun it has to be one:
     listed   text that begins with anything but [
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from everbatch.engine.structured_outputs import schema_text
 from everbatch.server.tool_calls import CLOSE, OPEN, Tool, ToolStyle
 
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
@@ -110,4 +110,4 @@ def _rules(style: ToolStyle, tools: Sequence[tuple[str, dict[str, Any]]]) -> str
 
 def _json_rule(name: str, schema: dict[str, Any]) -> str:
     bounded = {"x-guidance": {"whitespace_pattern": _SPACE}, **schema}
-    return f"{name}: %json {json.dumps(bounded)}\n"
+    return f"{name}: %json {schema_text(bounded)}\n"

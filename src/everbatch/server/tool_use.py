@@ -101,28 +101,30 @@ def _tokens_before(style: ToolStyle, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 def _form_of_calls(common: Common, syntax: CallSyntax, wanted: ToolsWanted) -> Common:
     """Let the answer be calls and nothing else, or calls that are whole and text besides."""
-    if wanted.is_certain:
-        if common.sampling.structured_outputs is not None:
-            raise bad_request(
-                "tool_choice makes the answer a call, and another field asks for a form of its "
-                "own: give one of them",
-                "tool_choice",
-                "invalid_value",
-            )
-        grammar = certain_calls(syntax, wanted.allowed, may_repeat=wanted.may_repeat)
-    else:
-        grammar = possible_calls(
-            syntax,
-            wanted.allowed,
-            may_repeat=wanted.may_repeat,
-            otherwise=_schema_beside_tools(common),
+    if wanted.is_certain and common.sampling.structured_outputs is not None:
+        raise bad_request(
+            "tool_choice makes the answer a call, and another field asks for a form of its "
+            "own: give one of them",
+            "tool_choice",
+            "invalid_value",
         )
     try:
-        form = StructuredOutputsParams(grammar=grammar)
+        form = StructuredOutputsParams(grammar=_grammar_of_calls(common, syntax, wanted))
         sampling = replace(common.sampling, structured_outputs=form)
     except InvalidRequest as error:
         raise bad_request(f"tools: {error}", "tools", "invalid_value") from None
     return replace(common, sampling=sampling)
+
+
+def _grammar_of_calls(common: Common, syntax: CallSyntax, wanted: ToolsWanted) -> str:
+    if wanted.is_certain:
+        return certain_calls(syntax, wanted.allowed, may_repeat=wanted.may_repeat)
+    return possible_calls(
+        syntax,
+        wanted.allowed,
+        may_repeat=wanted.may_repeat,
+        otherwise=_schema_beside_tools(common),
+    )
 
 
 def _schema_beside_tools(common: Common) -> dict[str, Any] | None:
