@@ -20,6 +20,13 @@ CALM_SHARE, SETTLE_SHARE = 0.1, 0.1
 MOST_CALM_S, MOST_SETTLE_S = 60.0, 60.0
 
 
+def seconds(text: str) -> float:
+    """Read how long a storm lasts; ValueError if it is no time."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"a storm of {text!r} seconds is none: give a whole number of at least 1")
+    return float(text)
+
+
 def plan_of(storm_s: float) -> Plan:
     """Give a plan whose storm has this length."""
     calm_s = min(max(10.0, storm_s * CALM_SHARE), MOST_CALM_S)
@@ -39,7 +46,11 @@ def soak(server: Server, plan: Plan, *, with_times: bool) -> list[Check]:
 
 
 def main() -> int:
-    storm_s = float(sys.argv[1]) if len(sys.argv) > 1 else STORM_S
+    try:
+        storm_s = seconds(sys.argv[1]) if len(sys.argv) > 1 else STORM_S
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
     with serving(*sys.argv[2:], *SERVER_FLAGS, "--threads", str(threads)) as server:
         checks = soak(server, plan_of(storm_s), with_times=True)

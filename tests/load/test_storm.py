@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from e2e.processes import serving
 from load.asking import Shape
-from load.run import soak
+from load.run import seconds, soak
 from load.storm import SERVER_FLAGS, Plan
 from load.wire import Answer
 from tiny_model import write_model
@@ -76,3 +76,13 @@ def test_an_answer_in_one_piece_is_held_against_its_status(
     status: int, body: bytes, outcome: str
 ) -> None:
     assert heard(body, status=status, kind=b"application/json").outcome == outcome
+
+
+@pytest.mark.parametrize("text", ["abc", "0", "-5", "nan", ""])
+def test_a_storm_without_a_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="seconds is none: give a whole number of at least 1"):
+        seconds(text)
+
+
+def test_a_storm_lasts_as_long_as_is_said() -> None:
+    assert seconds("60") == 60.0
