@@ -44,7 +44,7 @@ def main() -> None:
     targets = _targets(guided=guided)
     if asked.target not in targets:
         parser.error(f"there is no target {asked.target}: {', '.join(targets)}")
-    fuzzing = Fuzzing(targets[asked.target], asked)
+    fuzzing = Fuzzing(targets[asked.target], asked, guided=guided)
     if guided:
         fuzzing.run_guided()
     else:
@@ -64,7 +64,7 @@ def _targets(*, guided):
 class Fuzzing:
     """One run over a target. Findings of one kind, by where they were raised, are kept once."""
 
-    def __init__(self, target, asked) -> None:
+    def __init__(self, target, asked, *, guided: bool) -> None:
         from fuzz.mutations import mutated
 
         self._target = target
@@ -77,7 +77,7 @@ class Fuzzing:
         self._last = asked.findings / f"{target.name}-last.bin"
         asked.findings.mkdir(parents=True, exist_ok=True)
         bytes_ = asked.memory << 20
-        resource.setrlimit(resource.RLIMIT_AS, (bytes_ * 8 if atheris else bytes_, -1))
+        resource.setrlimit(resource.RLIMIT_AS, (bytes_ * 8 if guided else bytes_, -1))
         signal.signal(signal.SIGPROF, _late)
 
     def run_by_chance(self) -> None:
@@ -146,7 +146,7 @@ class Fuzzing:
         traceback.print_exception(error, limit=-6, file=sys.stderr)
 
     def _report(self) -> None:
-        self._last.unlink()
+        self._last.unlink(missing_ok=True)
         print(f"{self._target.name}: {self._num_inputs:,} inputs, {len(self._kinds)} findings")
         sys.stdout.flush()
         # libFuzzer takes a SystemExit for a crash; so what is done at the exit is done here.

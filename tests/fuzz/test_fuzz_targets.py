@@ -1,6 +1,8 @@
 """Each fuzz target with its seeds, what was found before, and the same broken inputs every time."""
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,12 @@ def test_undeclared_error_comes_out():
 
     with pytest.raises(IndexError):
         broken.check(b"")
+
+
+def test_a_run_without_time_ends_without_a_finding(tmp_path):
+    command = [sys.executable, str(Path(__file__).parent / "run.py"), "request", "--by-chance"]
+    command += ["--seconds", "0", "--memory", "16384", "--findings", str(tmp_path)]
+
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "request: 0 inputs, 0 findings\n", "")
