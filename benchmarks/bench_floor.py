@@ -19,6 +19,7 @@ from typing import Any
 from ceilings import CeilingProbe, spread
 from floor import Ceilings, decode_work, floor_seconds, phases, shape_of
 from harness import LOCK_PATH, BenchmarkError, machine_lock
+from positive_numbers import positive
 from provenance import Watch
 from steps import make_engine
 from steps_workload import arguments, measure, num_outputs
@@ -97,7 +98,7 @@ def print_study(told: Mapping[str, Any]) -> None:
 
 def main() -> int:
     parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()
     try:

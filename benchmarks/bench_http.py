@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from harness import MAX_ROUNDS, MIN_KEPT_ROUNDS, Candidate, Plan, exit_status
+from positive_numbers import positive
 
 HERE = Path(__file__).resolve().parent
 AT_LEAST = {"decode_tokens_per_s_batch_32": 0.9}
@@ -19,8 +20,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="what everbatch loads, such as a GGUF file")
     parser.add_argument("--kernels", default="auto", help="what computes, on both sides")
-    parser.add_argument("--rounds", type=int, default=MIN_KEPT_ROUNDS, help="rounds to keep")
-    parser.add_argument("--max-rounds", type=int, default=MAX_ROUNDS, help="rounds to try")
+    parser.add_argument("--rounds", type=positive, default=MIN_KEPT_ROUNDS, help="rounds to keep")
+    parser.add_argument("--max-rounds", type=positive, default=MAX_ROUNDS, help="rounds to try")
     options = parser.parse_args()
     http = (
         sys.executable,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from positive_numbers import positive
 
 from everbatch.base.units import div_ceil
 from everbatch.kernels.backends import choose_backend
@@ -57,9 +58,9 @@ class Workload:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     one_of = parser.add_mutually_exclusive_group()
-    one_of.add_argument("--threads", type=int, help="default: what each backend chooses")
+    one_of.add_argument("--threads", type=positive, help="default: what each backend chooses")
     one_of.add_argument("--cpu-time", action="store_true", help="of one thread, not the clock's")
-    parser.add_argument("--rounds", type=int, default=10, help="of each backend")
+    parser.add_argument("--rounds", type=positive, default=10, help="of each backend")
     options = parser.parse_args()
     threads = 1 if options.cpu_time else options.threads
     clock = time.thread_time if options.cpu_time else time.perf_counter

@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 from ceilings import CeilingProbe
-from driven_engine import DrivenEngine, Recording, first_token_ns, positive, request_spec
+from driven_engine import DrivenEngine, Recording, first_token_ns, request_spec
 from floor import Ceilings, phases, shape_of
 from harness import LOCK_PATH, BenchmarkError, machine_lock
+from positive_numbers import positive
 from provenance import Watch
 
 from everbatch.base.errors import EverbatchError

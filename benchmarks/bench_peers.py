@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import MAX_ROUNDS, MIN_KEPT_ROUNDS, Candidate, Plan, exit_status
+from positive_numbers import positive
 
 HERE = Path(__file__).resolve().parent
 OPENVINO, LLAMA_CPP = "openvino-genai", "llama.cpp"
@@ -145,9 +146,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--llama-model", type=Path, help="the same model, BF16 GGUF")
     parser.add_argument("--llama-1b", type=Path, help="what random_llama.py wrote")
     parser.add_argument("--openvino-llama-1b", type=Path, help="the same, F16 GGUF")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=MIN_KEPT_ROUNDS, help="rounds to keep")
-    parser.add_argument("--max-rounds", type=int, default=MAX_ROUNDS, help="rounds to try")
+    parser.add_argument("--threads", type=positive, default=2)
+    parser.add_argument("--rounds", type=positive, default=MIN_KEPT_ROUNDS, help="rounds to keep")
+    parser.add_argument("--max-rounds", type=positive, default=MAX_ROUNDS, help="rounds to try")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in COMPARISONS]
     if unknown:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from harness import MAX_ROUNDS, MIN_KEPT_ROUNDS, Candidate, Plan, exit_status
+from positive_numbers import positive
 
 HERE = Path(__file__).resolve().parent
 AT_LEAST = {"decode_tokens_per_s_batch_1": 0.7, "decode_tokens_per_s_batch_32": 0.5}
@@ -37,8 +38,8 @@ def main() -> int:
         default="reference",
         help="what computes on our side; native makes no promise yet",
     )
-    parser.add_argument("--rounds", type=int, default=MIN_KEPT_ROUNDS, help="rounds to keep")
-    parser.add_argument("--max-rounds", type=int, default=MAX_ROUNDS, help="rounds to try")
+    parser.add_argument("--rounds", type=positive, default=MIN_KEPT_ROUNDS, help="rounds to keep")
+    parser.add_argument("--max-rounds", type=positive, default=MAX_ROUNDS, help="rounds to try")
     options = parser.parse_args()
     everbatch = (
         sys.executable,

@@ -22,6 +22,7 @@ from array import array
 from pathlib import Path
 
 from harness import Candidate, Plan, exit_status
+from positive_numbers import positive
 
 from everbatch.engine.metrics import EngineMetrics
 from everbatch.kv_cache.content import in_blocks
@@ -109,7 +110,7 @@ def figure(num_running: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("running", type=int, nargs="*", default=SIZES, help="how many run")
+    parser.add_argument("running", type=positive, nargs="*", default=SIZES, help="how many run")
     parser.add_argument("--waiting", type=int, default=0, help="how many wait besides")
     parser.add_argument("--blocks", type=int, default=0, help="size of the pool; 0: as needed")
     parser.add_argument("--json", action="store_true", help="print one JSON line, as a candidate")

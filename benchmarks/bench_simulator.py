@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import Candidate, Plan, ThisMachine, exit_status
+from positive_numbers import positive
 
 HERE = Path(__file__).resolve().parent
 MOST_PROTOTYPES = 8
@@ -109,7 +110,9 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, help="the folder of traces")
     parser.add_argument("--prototype", type=Path, help="what the Azure scenarios are held against")
     parser.add_argument("--vidur-python", metavar="PYTHON", help="of Vidur's environment")
-    parser.add_argument("--runs", type=int, default=3, help="runs of a scenario without a peer")
+    parser.add_argument(
+        "--runs", type=positive, default=3, help="runs of a scenario without a peer"
+    )
     options = parser.parse_args()
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     statuses = [_measure(name, options) for name in options.names or SCENARIOS]

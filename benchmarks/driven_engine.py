@@ -7,9 +7,7 @@ happened, replaying it, times of tokens. Not here: which requests (lesson_on_eng
 The engine's own log merges steps in which nothing changed. Here each step keeps its own times.
 """
 
-import argparse
 import io
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -140,24 +138,6 @@ def spin(seconds: float) -> None:
     end_s = time.process_time() + seconds
     while time.process_time() < end_s:
         pass
-
-
-def positive(text: str) -> int:
-    """Read a number of at least 1 from a command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
-
-
-def positive_seconds(text: str) -> float:
-    """Read a time from a command line: above 0, and finite."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0")
-    return seconds
 
 
 def steps_of(events: Iterable[Event]) -> list[StepRan]:

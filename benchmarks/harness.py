@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from machine_probe import MachineProbe, Probe, others_share
+from positive_numbers import positive
 from provenance import ROOT, commit, machine_facts, versions
 
 MAX_PROBE_CHANGE = 0.05  # share; neighbours halve the bandwidth of a shared machine for minutes
@@ -292,8 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--a", required=True, metavar="CMD", help="the candidate")
     parser.add_argument("--b", required=True, metavar="CMD", help="what it is compared with")
     parser.add_argument("--figure", required=True, action="append", help="may be given repeatedly")
-    parser.add_argument("--rounds", type=int, default=MIN_KEPT_ROUNDS, help="rounds to keep")
-    parser.add_argument("--max-rounds", type=int, default=MAX_ROUNDS, help="rounds to try")
+    parser.add_argument("--rounds", type=positive, default=MIN_KEPT_ROUNDS, help="rounds to keep")
+    parser.add_argument("--max-rounds", type=positive, default=MAX_ROUNDS, help="rounds to try")
     options = parser.parse_args(arguments)
     plan = Plan(
         name=options.name,

@@ -29,13 +29,13 @@ from driven_engine import (
     Recording,
     SeenEvents,
     first_token_ns,
-    positive,
     replay,
     request_spec,
     steps_of,
     token_gaps,
 )
 from harness import LOCK_PATH, BenchmarkError, machine_lock
+from positive_numbers import positive
 from provenance import Watch, clock_facts
 
 from everbatch import __version__

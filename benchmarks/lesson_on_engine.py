@@ -26,12 +26,12 @@ from driven_engine import (
     DrivenEngine,
     Recording,
     first_token_ns,
-    positive,
     replay,
     request_spec,
     token_gaps,
 )
 from harness import LOCK_PATH, BenchmarkError, machine_lock
+from positive_numbers import positive
 from provenance import Watch, clock_facts
 
 from everbatch.base.errors import EverbatchError

@@ -20,6 +20,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from positive_numbers import positive
+
 from everbatch import LLM, SamplingParams
 from everbatch.engine.engine import Engine
 from everbatch.executors.model.executor import ModelExecutor
@@ -104,11 +106,11 @@ class Profile:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", help="default: the default model")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--context", type=int, default=128, help="tokens of each prompt")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batches", type=positive, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--context", type=positive, default=128, help="tokens of each prompt")
+    parser.add_argument("--steps", type=positive, default=60)
     one_of = parser.add_mutually_exclusive_group()
-    one_of.add_argument("--threads", type=int, help="default: what the kernels choose")
+    one_of.add_argument("--threads", type=positive, help="default: what the kernels choose")
     one_of.add_argument("--cpu-time", action="store_true", help="of one thread, not the clock's")
     parser.add_argument("--sampled", action="store_true")
     options = parser.parse_args()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from positive_numbers import positive
 
 from everbatch.assemble.model_source import resolve_model
 from everbatch.kernels.backends import choose_backend
@@ -40,10 +41,10 @@ def main() -> None:
     parser.add_argument("model", nargs="?")
     parser.add_argument("--text", type=Path, nargs="+", default=TEXTS)
     parser.add_argument("--window", type=int, default=512)
-    parser.add_argument("--max-windows", type=int, default=16)
+    parser.add_argument("--max-windows", type=positive, default=16)
     options = parser.parse_args()
-    if options.window < 2 or options.max_windows < 1:
-        parser.error("--window must be at least 2, --max-windows at least 1")
+    if options.window < 2:
+        parser.error("--window must be at least 2")
     path = resolve_model(options.model).path
     windows = cut(Tokenizer.from_path(path), options.text, options.window, options.max_windows)
     if not windows:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from positive_numbers import positive
 
 HIDDEN, INTERMEDIATE, LAYERS, VOCAB = 2048, 8192, 16, 128_256
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 64
@@ -103,9 +104,12 @@ def _vocabulary_size(tokenizer: Path) -> int:
     path = tokenizer / "tokenizer.json"
     if not path.exists():
         raise ValueError(f"{tokenizer} has no tokenizer.json: name a model directory that has one")
-    told = json.loads(path.read_text(encoding="utf-8"))
-    ids = [*told["model"]["vocab"].values(), *(one["id"] for one in told["added_tokens"])]
-    return max(ids) + 1
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        ids = [*told["model"]["vocab"].values(), *(one["id"] for one in told["added_tokens"])]
+        return max(ids) + 1
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} has no vocabulary by id: take another tokenizer") from error
 
 
 def _header(named: Shapes) -> bytes:
@@ -139,7 +143,7 @@ def main() -> int:
     parser.add_argument(
         "--tokenizer", type=Path, required=True, metavar="DIR", help="a model directory"
     )
-    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--layers", type=positive, default=LAYERS)
     options = parser.parse_args()
     try:
         write(options.folder, options.tokenizer, options.layers)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from positive_numbers import positive
+
 MAX_NUM_BATCHED_TOKENS = 512
 NUM_DECODES = 64
 TOKEN_ID_RANGE = (100, 49_000)  # past the special tokens, inside the vocabularies of all models
@@ -45,9 +47,9 @@ def arguments(description: str, first: str | None = None) -> argparse.ArgumentPa
     if first is not None:
         parser.add_argument(first)
     parser.add_argument("model")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batches", type=positive, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--prompt", type=positive, default=128, help="tokens of each prompt")
+    parser.add_argument("--threads", type=positive, default=2)
     return parser
 
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from driven_engine import positive, positive_seconds
 from fidelity.engine_runs import (
     MEANS,
     EngineRun,
@@ -45,6 +44,7 @@ from fidelity.engine_runs import (
 from fidelity.own_comparison import compared, errors_as_recorded, rows
 from fidelity.table import status, table
 from harness import LOCK_PATH, BenchmarkError, machine_lock
+from positive_numbers import positive, positive_seconds
 from provenance import Watch, clock_facts
 
 from everbatch import __version__

@@ -52,3 +52,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path, monkey
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
         random_llama.write(tmp_path / "model", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "{", '{"model": {"vocab": []}, "added_tokens": []}'])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, text):
+    (tmp_path / "tokenizer.json").write_text(text)
+
+    with pytest.raises(ValueError, match=r"tokenizer\.json has no vocabulary by id"):
+        random_llama.write(tmp_path / "model", tmp_path)
