@@ -62,3 +62,12 @@ def test_the_shape_that_the_fit_found_is_told(record, fit, said):
     record["calibration"].update(fit)
 
     assert said in " ".join(part(record).split())
+
+
+@pytest.mark.parametrize(("error", "is_acquitted"), [(-0.009, True), (-0.02, False)])
+def test_the_scheduler_is_acquitted_by_its_own_error_alone(record, error, is_acquitted):
+    record["own_step_times"] = {"0.5": {"ttft_mean": [error, 0.001]}}
+    said = " ".join(part(record).split())
+
+    assert f"are {abs(error):.1%} off at most" in said
+    assert ("not the scheduler." in said) is is_acquitted
