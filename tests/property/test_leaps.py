@@ -346,3 +346,28 @@ def test_decodes_take_turns_while_a_prompt_that_waits_has_a_share():
     text = json.dumps({"engine": engine, "requests": requests})
 
     both_ways(parse_scenario(text, "turns", "turns"))
+
+
+def test_who_waits_is_told_whenever_age_puts_another_one_at_the_head():
+    requests = [
+        {"id": "r", "prompt_tokens": 4, "output_tokens": 60},
+        {"id": "a", "prompt_tokens": 4, "output_tokens": 3, "priority": 2, "arrival": 1},
+        {"id": "b", "prompt_tokens": 4, "output_tokens": 3, "priority": 1, "arrival": 4},
+    ]
+    engine = {
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 64,
+        "num_blocks": 100,
+        "policy": "priority",
+        "aging_steps": 5,
+    }
+    text = json.dumps({"engine": engine, "requests": requests})
+    scenario = parse_scenario(text, "aging", "aging")
+
+    both_ways(scenario)
+
+    _, log, _ = run(scenario, leaps=True)
+    events = [e for e in map(json.loads, log.splitlines()) if e["event"] == "deferred"]
+    heads = [e["id"] for e in events if e["reason"] == "sequence_budget"]
+    # They take turns while "r" decodes.
+    assert heads[:4] == ["a", "b", "a", "b"]
