@@ -102,17 +102,18 @@ class Api(Protocol):
         ...
 
 
+def _collect(
+    _head: Head,
+    logprobs: Logprobs | None,
+    echo: str,
+    told_of_prompt: Callable[[], dict[str, Any]],
+) -> "CollectedChoice":
+    return CollectedChoice(logprobs, echo, told_of_prompt)
+
+
 class CompletionApi:
     prompt_field = "prompt"
-
-    def collect(
-        self,
-        head: Head,
-        logprobs: Logprobs | None,
-        echo: str,
-        told_of_prompt: Callable[[], dict[str, Any]],
-    ) -> "CollectedChoice":
-        return CollectedChoice(logprobs, echo, told_of_prompt)
+    collect = staticmethod(_collect)
 
     def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
         parts = [
@@ -134,15 +135,7 @@ class CompletionApi:
 
 class ChatApi:
     prompt_field = "messages"
-
-    def collect(
-        self,
-        head: Head,
-        logprobs: Logprobs | None,
-        echo: str,
-        told_of_prompt: Callable[[], dict[str, Any]],
-    ) -> "CollectedChoice":
-        return CollectedChoice(logprobs, echo, told_of_prompt)
+    collect = staticmethod(_collect)
 
     def body(self, head: Head, choices: "Sequence[CollectedChoice]", usage: Usage) -> bytes:
         parts = [self.part(choice) for choice in choices]
