@@ -22,7 +22,8 @@ void gemm(const GemmCall& call, Range rows, Range panels);
 namespace {
 
 constexpr float kInfinity = __builtin_inff();
-// Four of keys, one after the scores, one after the weights, two of values.
+// Four of keys, one after the scores, one after the weights, two of values. Where less is packed there
+// are fewer, and what is left is asked for at the tile's end.
 constexpr std::size_t kPartsOfAHead = 8;
 
 // Where the vectors [D] of a tile's positions lie; zeros past the last one that anybody sees.
@@ -145,7 +146,7 @@ void multiply_values(const AttentionCall& call, const Scratch& scratch, const Ti
 }
 
 // Add to one head of the task the tile of positions from `first` on, of which the last token sees
-// `num_seen`. What comes next is asked for in kPartsOfAHead parts.
+// `num_seen`. What comes next is asked for in at most kPartsOfAHead parts.
 void add_tile(const AttentionCall& call, const AttentionTask& task, const Scratch& scratch,
               std::size_t head, std::size_t first, std::size_t num_seen, Ahead& ahead) {
   const std::size_t group = call.num_heads / call.num_kv_heads;

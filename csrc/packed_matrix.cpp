@@ -11,8 +11,10 @@ constexpr std::size_t kRowBlockBytes = 1 << 20;
 constexpr std::size_t kMaxBlockRows = 480;
 // Rows of a block are a multiple of every path's tile (12, 4 and 2).
 constexpr std::size_t kRowStep = 12;
-// Pieces for each thread: enough that one which is interrupted does not keep the others waiting.
+// At least so many pieces for each thread, where there are panels enough: one thread that is
+// interrupted does not keep the others waiting.
 constexpr std::size_t kPiecesPerThread = 8;
+// No piece is larger, so a matrix of many panels, such as the head, is cut into more.
 constexpr std::size_t kMaxPiecePanels = 16;
 
 std::size_t rows_of_a_block(std::size_t num_k_pairs) {

@@ -38,8 +38,8 @@ inline void ask_for(const Bf16* values) {
 }
 
 // Ask for what positions [first, last) of the context hold of the task's heads.
-inline void fetch(const AttentionCall& call, const AttentionTask& task,
-                                         std::size_t first, std::size_t last) {
+inline void fetch(const AttentionCall& call, const AttentionTask& task, std::size_t first,
+                  std::size_t last) {
   const std::size_t stride = call.num_kv_heads * call.head_dim;
   const std::size_t own = task.num_kv_heads * call.head_dim;
   visit_blocks(call, task, first, last - first,
@@ -59,7 +59,7 @@ inline void fetch(const AttentionCall& call, const AttentionTask& task,
 // has some dozens of requests under way, and waits where there are more.
 class Ahead {
  public:
-  // Positions [first, last) of a task, or nothing; `some` is called so often for a tile.
+  // Positions [first, last) of a task, or nothing; `some` is called at most so often for a tile.
   Ahead(const AttentionCall& call, const AttentionTask* task, std::size_t first, std::size_t last,
         std::size_t num_parts)
       : call_(call),
