@@ -9,22 +9,20 @@ is the floor's time by the step's.
 """
 
 import argparse
-import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from alone import exit_status
 from ceilings import CeilingProbe, spread
 from floor import Ceilings, decode_work, floor_seconds, phases, shape_of
-from harness import LOCK_PATH, BenchmarkError, machine_lock
 from positive_numbers import positive
-from provenance import Watch
 from steps import make_engine
 from steps_workload import arguments, measure, num_outputs
 
-from everbatch.base.errors import EverbatchError
 from everbatch.kernels.weights import NetworkShape
 
 AT_LEAST = {1: 0.75, 8: 0.70, 32: 0.70, 64: 0.75}
@@ -75,11 +73,11 @@ def row(
     }
 
 
-def shortfalls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def shortfalls(told: Mapping[str, Any]) -> list[str]:
     """Say which shares are below what is promised."""
     return [
         f"batch {one['batch']}: {one['share']:.1%} of the floor is below {least:.0%}"
-        for one in rows
+        for one in told["rows"]
         if one["share"] < (least := AT_LEAST.get(one["batch"], 0.0))
     ]
 
@@ -101,22 +99,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()
-    try:
-        with machine_lock(LOCK_PATH):
-            watch = Watch()
-            found = study(options)
-            told = {**watch.facts(), **found}
-    except (BenchmarkError, EverbatchError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"others used {told['other_cores']:.2f} cores meanwhile")
-    print_study(told)
-    if options.json is not None:
-        options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    failures = shortfalls(told["rows"])
-    for failure in failures:
-        print(failure)
-    return 1 if failures else 0
+    return exit_status(partial(study, options), print_study, shortfalls, options.json)
 
 
 if __name__ == "__main__":

@@ -14,23 +14,22 @@ Not here: driving the engine (driven_engine.py), counting a step's work (everbat
 """
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from alone import exit_status
 from ceilings import CeilingProbe
 from driven_engine import DrivenEngine, Recording, first_token_ns, request_spec
 from floor import Ceilings, phases, shape_of
-from harness import LOCK_PATH, BenchmarkError, machine_lock
+from harness import BenchmarkError
 from positive_numbers import positive
-from provenance import Watch
 
-from everbatch.base.errors import EverbatchError
 from everbatch.base.units import NS_PER_S
 from everbatch.calibration.steps import MeasuredSteps, read_log
 from everbatch.costs.work import StepWork
@@ -257,22 +256,8 @@ def main() -> int:
     parser.add_argument("--budget", type=positive, default=BUDGET, help="tokens a step")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()
-    try:
-        with machine_lock(LOCK_PATH):
-            watch = Watch()
-            found = study(options.model, options.prompts, options.budget)
-            told = {**watch.facts(), **found}
-    except (BenchmarkError, EverbatchError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"others used {told['other_cores']:.2f} cores meanwhile")
-    print_found(found)
-    if options.json is not None:
-        options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    failures = shortfalls(found)
-    for failure in failures:
-        print(failure)
-    return 1 if failures else 0
+    measured = partial(study, options.model, options.prompts, options.budget)
+    return exit_status(measured, print_found, shortfalls, options.json)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def test_a_share_is_the_floors_time_by_the_steps():
 def test_a_share_below_the_promise_is_told():
     rows = [{"batch": batch, "share": 0.7} for batch in (1, 8, 16, 32, 64)]
 
-    assert bench_floor.shortfalls(rows) == [
+    assert bench_floor.shortfalls({"rows": rows}) == [
         "batch 1: 70.0% of the floor is below 75%",
         "batch 64: 70.0% of the floor is below 75%",
     ]
