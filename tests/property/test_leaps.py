@@ -371,3 +371,29 @@ def test_who_waits_is_told_whenever_age_puts_another_one_at_the_head():
     heads = [e["id"] for e in events if e["reason"] == "sequence_budget"]
     # They take turns while "r" decodes.
     assert heads[:4] == ["a", "b", "a", "b"]
+
+
+def test_who_waits_is_told_whenever_shares_put_another_one_at_the_head():
+    # Both tenants decode, but a token of "b" weighs less: the order of who waits changes meanwhile.
+    lengths = [(56, 101, "a", 0), (5, 134, "b", 1), (17, 22, "b", 1), (257, 79, "b", 1)]
+    lengths.append((220, 27, "a", 3))
+    requests = [
+        {
+            "id": f"r{i}",
+            "prompt_tokens": prompt,
+            "output_tokens": output,
+            "tenant": tenant,
+            "arrival": arrival,
+        }
+        for i, (prompt, output, tenant, arrival) in enumerate(lengths)
+    ]
+    engine = {
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 512,
+        "num_blocks": 200,
+        "policy": "vtc",
+    }
+    tenants = {"a": {"weight": 1.0}, "b": {"weight": 1.5}}
+    text = json.dumps({"engine": engine, "tenants": tenants, "requests": requests})
+
+    both_ways(parse_scenario(text, "shares", "shares"))
