@@ -22,8 +22,8 @@ void gemm(const GemmCall& call, Range rows, Range panels);
 namespace {
 
 constexpr float kInfinity = __builtin_inff();
-// Four of keys, one after the scores, one after the weights, two of values. Where less is packed there
-// are fewer, and what is left is asked for at the tile's end.
+// Four of keys, one after the scores, one after the weights, two of values. Where less is packed
+// there are fewer, and what is left is asked for at the tile's end.
 constexpr std::size_t kPartsOfAHead = 8;
 
 // Where the vectors [D] of a tile's positions lie; zeros past the last one that anybody sees.
