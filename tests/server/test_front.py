@@ -20,6 +20,7 @@ from server.fakes import Harness, async_test, eventually, listening, make_harnes
 from everbatch.server import front as front_module
 from everbatch.server.connections import read_origin
 from everbatch.server.front import Front
+from everbatch.server.front_words import Answered, stream_end
 from everbatch.server.run import EngineDied, bind_path, bind_socket, serve
 
 COMPLETIONS = "/v1/completions"
@@ -355,3 +356,18 @@ def texts_of(answer: httpx.Response) -> list[str]:
     """Give what an answer says without what is new each time."""
     facts = re.sub(r'"(id|created)":("[^"]*"|\d+)', "", answer.text)
     return sorted(facts.split("\n\n"))
+
+
+@pytest.mark.parametrize("cut", [0, 40, 90])
+def test_number_of_the_last_event_is_known_however_its_chunk_came(cut: int) -> None:
+    answered = Answered()
+    answered.feed(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    event = b'data: {"sequence_number":7,"delta":"' + b"a" * 100 + b'"}\n\n'
+    chunk = b"%x\r\n" % len(event) + event + b"\r\n"
+    for piece in (chunk[:cut], chunk[cut:]):
+        answered.feed(piece)
+
+    assert answered.is_between_chunks
+    assert b'"sequence_number":8' in stream_end("/v1/responses", answered.last_chunk)

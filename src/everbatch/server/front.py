@@ -222,7 +222,7 @@ class ClientSide(asyncio.Protocol):
         if not self._answers.has_begun:
             self.transport.write(self._front.last_words(self._asked[0] if self._asked else ""))
         elif self._answers.is_stream and self._answers.is_between_chunks:
-            self.transport.write(stream_end(self._asked[0], self._answers.last_body))
+            self.transport.write(stream_end(self._asked[0], self._answers.last_chunk))
         else:
             # Half an answer that cannot be made whole: its client must see that it is cut.
             self.transport.abort()

@@ -29,7 +29,8 @@ class Answered:
         self.is_between_chunks = False
         self.closes = False
         """Whether the last answer that ended was to be the last on its connection."""
-        self.last_body = b""
+        self.last_chunk = b""
+        """Of a stream: what has come of it."""
 
     def feed(self, data: bytes) -> int:
         """Take the next bytes; gives how many answers have ended in them."""
@@ -52,9 +53,12 @@ class Answered:
 
     def on_chunk_header(self) -> None:
         self.is_between_chunks = False
+        self.last_chunk = b""
 
     def on_body(self, body: bytes) -> None:
-        self.last_body = body
+        if self.is_stream:
+            # A chunk may come in pieces.
+            self.last_chunk += body
 
     def on_chunk_complete(self) -> None:
         self.is_between_chunks = True
@@ -67,10 +71,10 @@ class Answered:
             self.closes = not self._parser.should_keep_alive()
 
 
-def stream_end(path: str, last_body: bytes) -> bytes:
+def stream_end(path: str, last_chunk: bytes) -> bytes:
     """Give the last chunks of a stream of events whose process has died: an error and the end.
 
-    `last_body`: the last piece of it; a response's events are numbered.
+    `last_chunk`: the last one that came; a response's events are numbered.
     """
     error = ApiError(
         HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -78,7 +82,7 @@ def stream_end(path: str, last_body: bytes) -> bytes:
         code="engine_died",
     )
     if path.startswith("/v1/responses"):
-        numbers = _SEQUENCE_NUMBER.findall(last_body)
+        numbers = _SEQUENCE_NUMBER.findall(last_chunk)
         told = {
             "type": "error",
             "code": error.code,
