@@ -14,7 +14,7 @@ namespace everbatch::EVERBATCH_PATH {
 namespace {
 
 // The weights of one step come from memory: asking for them so far ahead, 4 KiB, hides most of its
-// latency. A quarter of that costs 10 to 20 % at 1 to 8 rows, twice or four times that as much.
+// latency.
 [[maybe_unused]] constexpr std::size_t kPrefetchValues = 2048;
 
 #if defined(EVERBATCH_AVX512)

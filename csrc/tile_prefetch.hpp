@@ -1,7 +1,7 @@
 // Asking for the next tile's keys and values while one is computed; included by attention.cpp only.
 //
 // The blocks of a context lie anywhere, so no CPU foresees them, and a tile is small: without this
-// a decode waits for memory two thirds of its time.
+// two thirds of a decode's attention are spent fetching (SmolLM2, 32 contexts of 160 positions).
 #pragma once
 
 #include "kernels.hpp"
