@@ -153,13 +153,20 @@ class _Supervisor:
         )
 
     async def _serve_once(self, listening: Sequence[socket.socket]) -> tuple[float | None, int]:
-        """Run the process to its end; gives for how many seconds it was ready, and its status."""
+        """Run the process to its end; gives for how many seconds it was ready, and its status.
+
+        One that cannot be started, as there is no memory for it, has died at once.
+        """
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours:
             ours.setblocking(False)
             with theirs:
-                process = self._process = self._start(theirs)
+                try:
+                    process = self._process = self._start(theirs)
+                except OSError as error:
+                    logger.error("the engine's process cannot be started: %s", error)
+                    return None, EXIT_GIVEN_UP
             began_s = time.monotonic()
             is_ready = await loop.sock_recv(ours, len(READY)) == READY
             ready_s = time.monotonic()

@@ -1,13 +1,17 @@
 """How often a process may die, and what is told. The processes are small scripts, not servers."""
 
+import errno
 import signal
 import socket
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from everbatch.assemble import supervisor
 from everbatch.assemble.supervised import VARIABLE, supervisor_of
 from everbatch.assemble.supervisor import Patience, supervise
 from everbatch.base.errors import ConfigError
@@ -60,6 +64,24 @@ def test_death_before_it_is_ready_again_counts_as_quick(tmp_path: Path) -> None:
 
     assert (done.status, done.num_starts) == (1, 3)
     assert "ended with status 3: giving up" in done.told[0]
+
+
+def test_process_that_cannot_be_started_again_has_died_quickly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+    starts = iter([start])
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        for real in starts:
+            return real(*arguments, **options)
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", once)
+    done = run('control.sendall(b"ready\\n"); os.kill(os.getpid(), signal.SIGKILL)', tmp_path)
+
+    assert (done.status, done.num_starts) == (1, 1)
+    assert "ended 3 times in a row" in done.told[0]
 
 
 def test_deaths_after_a_long_life_do_not_add_up(tmp_path: Path) -> None:
