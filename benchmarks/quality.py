@@ -46,7 +46,11 @@ def main() -> None:
     if options.window < 2:
         parser.error("--window must be at least 2")
     path = resolve_model(options.model).path
-    windows = cut(Tokenizer.from_path(path), options.text, options.window, options.max_windows)
+    tokenizer = Tokenizer.from_path(path)
+    try:
+        windows = cut(tokenizer, options.text, options.window, options.max_windows)
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"a text of --text cannot be read: {error}")
     if not windows:
         parser.error(f"the texts have no window of {options.window} tokens: lower --window")
     names = [str(text) for text in options.text]
