@@ -2,8 +2,8 @@
 
 Calm: as many clients as slots and some more, each asking again when it was answered. Storm: a crowd
 of a thousand, of whom requests come whatever became of those before: somewhat more than the calm
-rate, in bursts three times as much; a third of the clients leave, some requests are malformed, some
-clients read slowly.
+rate, in bursts three times as much, each of which begins with more at once than there are places; a
+third of the clients leave, some requests are malformed, some clients read slowly.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ MORE_THAN_SLOTS = 8
 LOAD, BURST_LOAD = 1.3, 3.0
 """In parts of the calm rate: more than there is room for, so that slots are always taken."""
 MAX_REQUESTS_PER_S = 400.0
-"""A client in Python brings no more; a server that is quicker than that has no storm."""
+"""A client in Python brings no more; a server that is quicker is full for a moment only."""
+NUM_AT_ONCE = 650
+"""Twice the places: however quick the server is, and though some leave, it must refuse some."""
 TICK_S = 0.02
 NUM_LONG_AT_FIRST = 8
 """So that each thread of the server that encodes long texts has met one."""
@@ -133,13 +135,15 @@ async def _arrive(
     """Let requests come as a Poisson process, whatever became of those before."""
     plan = course.plan
     begun_s = due_s = time.monotonic()
-    num_sent = 0
+    num_sent, was_burst = 0, False
     while not enough.is_set():
         now_s = time.monotonic()
         while due_s <= now_s:
-            crowd.send(asking.any())
-            num_sent += 1
             is_burst = (due_s - begun_s) % plan.burst_every_s > plan.burst_every_s - plan.burst_s
+            count = NUM_AT_ONCE if is_burst and not was_burst else 1
+            for _ in range(count):
+                crowd.send(asking.any())
+            num_sent, was_burst = num_sent + count, is_burst
             due_s += asking.draw.expovariate(rate * (BURST_LOAD if is_burst else LOAD))
         await asyncio.sleep(TICK_S)
     course.offered_per_s = num_sent / (time.monotonic() - begun_s)
