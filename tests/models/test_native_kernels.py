@@ -12,7 +12,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from models.naive_network import naive_logits
-from models.network_builders import ARCHITECTURES, TINY, Runner, random_prompt, random_tensors
+from models.network_builders import (
+    ARCHITECTURES,
+    ROPE_SCALINGS,
+    TINY,
+    Runner,
+    random_prompt,
+    random_tensors,
+    with_rope,
+)
 from native_kernels import PATHS, backend
 
 from everbatch.kernels.bf16 import NAN_BITS, from_bf16, to_bf16
@@ -59,8 +67,31 @@ def test_every_architecture_is_close_to_the_naive_network(architecture: str, pat
     logits = logits_of(native_runner(config, path), "a", [20, 1, 24])
     expected = naive_logits(config, rounded_tensors(config), random_prompt(config, 45))
 
+    assert_close(logits, expected)
+
+
+def assert_close(logits: np.ndarray, expected: np.ndarray) -> None:
     error = np.sqrt(np.mean((logits - expected) ** 2) / np.mean(expected**2))
     assert error < MAX_ERROR
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_every_head_dim_is_close_to_the_naive_network(head_dim: int, path: str) -> None:
+    config = replace(WIDE, head_dim=head_dim)
+    logits = logits_of(native_runner(config, path), "a", [60, 1, 24])
+    expected = naive_logits(config, rounded_tensors(config), random_prompt(config, 85))
+
+    assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("scaling", ROPE_SCALINGS)
+def test_every_rope_scaling_is_close_to_the_naive_network(scaling: str) -> None:
+    config = with_rope(TINY, ROPE_SCALINGS[scaling])
+    logits = logits_of(native_runner(config, block_size=16), "a", [299, 1])
+    expected = naive_logits(config, rounded_tensors(config), random_prompt(config, 300))
+
+    assert_close(logits, expected)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -108,6 +139,22 @@ def test_sixty_four_decodes_have_the_bits_of_each_alone() -> None:
     for number, name in enumerate(names):
         expected = logits_of(alone, name, [2 + number], seed=number)[-1:]
         np.testing.assert_array_equal(together[name], expected)
+
+
+@pytest.mark.parametrize("head_dim", [80, 96, 128, 256])
+def test_every_head_dim_keeps_its_bits_in_chunks_and_batches(head_dim: int) -> None:
+    config = replace(WIDE, head_dim=head_dim)
+    one, four = native_runner(config, num_threads=1), native_runner(config, num_threads=4)
+    expected = {name: logits_of(one, name, [count]) for name, count in REQUESTS.items()}
+    for name, count in REQUESTS.items():
+        four.add(name, random_prompt(config, count))
+        if count > 1:
+            rows = four.step({name: count - 1})[name]
+            np.testing.assert_array_equal(rows, expected[name][:-1])
+    together = four.step({}, list(REQUESTS))
+
+    for name, rows in together.items():
+        np.testing.assert_array_equal(rows, expected[name][-1:])
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 64])
