@@ -178,6 +178,54 @@ def test_any_batch_in_any_pieces_gives_the_answers_of_each_request_alone(
     assert answers(found) == {f"r{number}": alone()[f"r{number}"] for number in chosen}
 
 
+# A segment has 256 positions, a tile 64: these have several, and end next to their ends.
+LONG_PROMPTS = [700, 257, 63, 512, 255, 128, 430, 1]
+LONG_OPTIONS = {
+    "together": {"max_num_batched_tokens": 2_500},
+    "chunks of 100": {"long_prefill_token_threshold": 100},
+    "prefix hits": {"enable_prefix_caching": True, "max_num_seqs": 2},
+    "recompute": {"num_blocks": 60, "admission": "now"},
+    "swap": {
+        "num_blocks": 60,
+        "admission": "now",
+        "preemption_mode": "swap",
+        "num_host_blocks": 300,
+    },
+}
+
+
+def make_long_requests() -> list[EngineRequest]:
+    """Prompts that begin alike, each with a draw that has a seed of its own."""
+    shared = random_prompt(TINY, 300, seed=99)
+    requests = []
+    for number, length in enumerate(LONG_PROMPTS):
+        sampling = SamplingParams(
+            temperature=1.0, seed=number, max_tokens=12, ignore_eos=True, logprobs=2
+        )
+        prompt = (shared + random_prompt(TINY, length, seed=number))[:length]
+        requests.append(make_request(f"long{number}", prompt, sampling))
+    return requests
+
+
+@cache
+def long_alone() -> dict[str, Answer]:
+    network, found = tiny_network(1), {}
+    for request in make_long_requests():
+        found |= answers(run(network, [request], max_num_seqs=1, num_blocks=60, block_size=16))
+    return found
+
+
+@pytest.mark.parametrize("num_threads", THREADS)
+@pytest.mark.parametrize("option", LONG_OPTIONS)
+def test_long_contexts_keep_that_too(option: str, num_threads: int) -> None:
+    options = {"num_blocks": 300, "block_size": 16, **LONG_OPTIONS[option]}
+    found = run(tiny_network(num_threads), make_long_requests(), **options)
+
+    assert found.num_hit_tokens > 300 or option != "prefix hits"
+    assert found.ways[option] > 0 or option not in ("recompute", "swap")
+    assert answers(found) == long_alone()
+
+
 @cache
 def default_network(num_threads: int) -> LlamaForCausalLM:
     loaded = load_model(default_model_path())
