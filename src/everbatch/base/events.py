@@ -64,7 +64,8 @@ class Admitted:
 
 @dataclass(slots=True)
 class Decoding:
-    """PREFILL to DECODE. `emitted` is false after a rebuild, whose outputs were emitted before."""
+    """PREFILL to DECODE. `emitted` is false after a rebuild, whose outputs were emitted before, and
+    where the request left while the step ran: what that sampled for it does not count."""
 
     kind: ClassVar[str] = "decoding"
     t: int
@@ -177,8 +178,9 @@ class StepRan:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the step was the one before, once more."""
-        return not (self.blocks or self.chunks or self.joined or self.left)
+        """Whether the step was the one before, once more, and every decode of it counts."""
+        changed = self.blocks or self.chunks or self.joined or self.left
+        return not changed and self.emitted == self.decodes
 
 
 @dataclass(slots=True)

@@ -95,6 +95,8 @@ class Run:
     num_passes: int
     by: str | None = None
     """The sample that computed the prompt, if it was another one."""
+    num_dropped: int = 0
+    """Outputs of the last step that do not count: the request had left, or its row failed."""
 
     @property
     def num_steps(self) -> int:

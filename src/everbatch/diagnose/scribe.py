@@ -220,6 +220,11 @@ class Scribe:
         )
         is_whole = self.life.arrival_t is not None
         runs = self.life.runs()
+        if is_whole and runs and runs[-1].kind == "decode":
+            decoded = sum(run.tokens for run in runs if run.kind == "decode")
+            sampled = decoded + (self.life.first_token_t is not None)
+            # What the last step sampled for whoever left meanwhile is no output.
+            runs[-1].num_dropped = int(sampled == event.output_tokens + 1)
         # A damaged log may lack the step that it ran in.
         if is_whole and self.life.first_token_t is None and event.output_tokens and runs:
             # Its first output was its last.

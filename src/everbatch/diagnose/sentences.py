@@ -357,7 +357,8 @@ def _returns(freed: Sequence[Return]) -> str:
 def _run_text(run: Run) -> str:
     tokens = counted(run.tokens, "token")
     if run.kind == "decode":
-        return f"decode: {counted(run.tokens, 'output')}"
+        dropped = "; the last step's was dropped" if run.num_dropped else ""
+        return f"decode: {counted(run.tokens - run.num_dropped, 'output')}{dropped}"
     chunks = f" in {run.num_passes:,} chunks" if run.num_passes > 1 else ""
     if run.kind == "rebuild":
         return f"rebuild: {tokens} computed again{chunks}"

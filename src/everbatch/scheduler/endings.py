@@ -5,7 +5,7 @@ The other half of lifecycle.py: these two alone change requests. Called by Sched
 
 from heapq import heappush
 
-from everbatch.base.events import Event, Finished, SampleFinished
+from everbatch.base.events import Decoding, Event, Finished, SampleFinished
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.content_reader import ContentReader
 from everbatch.scheduler.draft import Draft
@@ -44,6 +44,7 @@ class Endings:
             return 0
         num_dropped = 0
         if draft is not None and self._has_emitted(request, draft):
+            self._unsay_first_output(request)
             self.settle(request)
             num_dropped = 1
             request.num_output_tokens -= num_dropped
@@ -158,6 +159,12 @@ class Endings:
             # A follower's first token came from its leader's chunk.
             return any(c.emits for r, c in draft.chunks.items() if r.group is request.group)
         return chunk is not None and chunk.emits
+
+    def _unsay_first_output(self, request: Request) -> None:
+        """Correct the event of a request whose prompt this step completed: no output came of it."""
+        for event in self._events:
+            if type(event) is Decoding and event.id == request.id:
+                event.emitted = False
 
     def _hand_over(self, request: Request, heir: Request) -> None:
         """Let another sample go on from where `request` stands: it leads its group from now on.

@@ -30,6 +30,8 @@ from everbatch.workload.requests import RequestSpec
 from everbatch.workload.run_sections import Goals
 
 QUEUE_EMPTY = "queue_empty"
+DROPPING = ("abort", "error")
+"""Whoever ends so while a pass runs does not get what it sampled."""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class Accounts:
         self._output_tokens = 0
         """Both of those that have ended."""
         self._last_pass_end = 0
+        self._pass_end_before = 0
+        """That of the pass before the last one."""
         self._longest_gaps = LongestGaps() if "itl" in goals else None
 
     def expect(self, spec: RequestSpec) -> None:
@@ -89,20 +93,23 @@ class Accounts:
 
     def fold(self, events: Iterable[Event]) -> None:
         """Count events, in order."""
+        was_meanwhile = False
         for event in events:
             match event:
                 case StepRan():
                     self._fold_step(event)
+                    was_meanwhile = True
                 case Admitted():
                     self._fold_admitted(event)
                 case Decoding(emitted=True):
                     record = self._streams[event.id]
                     record.first_token_at = record.last_token_at = event.t
-                case Finished():
+                case Finished() | SampleFinished():
+                    if was_meanwhile and event.reason in DROPPING:
+                        self._drop_last_token(self._streams[event.id])
                     self._fold_finished(event)
-                    self._end(self.records[event.id])
-                case SampleFinished():
-                    self._fold_finished(event)
+                    if isinstance(event, Finished):
+                        self._end(self.records[event.id])
                 case Preempted():
                     self._fold_preempted(event)
                 case Arrived():
@@ -125,6 +132,7 @@ class Accounts:
         if self._longest_gaps is not None:
             for pass_end, pass_gap in zip(steps.ends[1:], (gap, *durations[1:]), strict=True):
                 self._longest_gaps.add(pass_end, pass_gap)
+        self._pass_end_before = steps.ends[-2] if len(durations) > 1 else self._last_pass_end
         self._last_pass_end = end
         num_tokens = steps.decodes * len(durations)
         counters.busy_time += end - steps.ends[0]
@@ -220,7 +228,7 @@ class Accounts:
         num_stayed = event.decodes - len(event.joined)
         if num_stayed:
             gaps[gap] = gaps.get(gap, 0) + num_stayed
-        self._last_pass_end = event.t
+        self._pass_end_before, self._last_pass_end = self._last_pass_end, event.t
         if self._longest_gaps is not None:
             self._longest_gaps.add(event.t, gap)
         counters.busy_time += event.t - event.start
@@ -282,6 +290,19 @@ class Accounts:
         if isinstance(event, Finished):
             reasons = self.counters.num_finished
             reasons[event.reason] = reasons.get(event.reason, 0) + 1
+
+    def _drop_last_token(self, record: RequestRecord) -> None:
+        """Take back that a stream which decodes got a token of the last pass."""
+        if record.decodes_since is None:
+            return
+        if record.decodes_since < self._last_pass_end:
+            record.last_token_at = self._pass_end_before
+        assert record.last_token_at is not None, "a request decodes without a first token"
+        gap = self._last_pass_end - record.last_token_at
+        self.token_gaps[gap] -= 1
+        if not self.token_gaps[gap]:
+            del self.token_gaps[gap]
+        record.decodes_since = None
 
     def _stop_decoding(self, record: RequestRecord) -> None:
         if record.decodes_since is not None:

@@ -13,6 +13,7 @@ from everbatch.base.events import Admitted, Event, Finished, Preempted, SampleFi
 from everbatch.scheduler.plan import Deferral, StepPlan
 from everbatch.scheduler.request import Request
 from everbatch.scheduler.scheduler import Scheduler
+from everbatch.sim.accounts import DROPPING
 from everbatch.workload.times import STEPS, TimeUnit
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
@@ -91,6 +92,7 @@ class StepLines:
         tokens.update(
             (slot, chunks.get(slot, 1)) for slot in came if slot in chunks or slot in self._decodes
         )
+        dropped = self._dropped()
         first_tokens = [
             slot for chunk in plan.chunks if chunk.emits for slot in (chunk.slot, *chunk.followers)
         ]
@@ -99,8 +101,20 @@ class StepLines:
             "prefill": self._names(chunks),
             "decode": self._names(decoding),
             "masked": self._names(plan.masked),
-            "emitted": dict.fromkeys(self._names([*decoding, *first_tokens]), 1),
+            "emitted": dict.fromkeys(
+                (name for name in self._names([*decoding, *first_tokens]) if name not in dropped), 1
+            ),
         }
+
+    def _dropped(self) -> set[str]:
+        """Name who ended while the pass ran without what it sampled: after the pass's own event."""
+        dropped: set[str] = set()
+        for event in reversed(self._events):
+            if isinstance(event, StepRan):
+                break
+            if isinstance(event, Finished | SampleFinished) and event.reason in DROPPING:
+                dropped.add(event.id)
+        return dropped
 
     def _changes(self) -> dict[str, list[str]]:
         """Name whom something happened to since the last line."""
