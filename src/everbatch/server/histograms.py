@@ -1,7 +1,7 @@
 """Histograms of /metrics as plain lists: prometheus-client's cost a lock and a search a token.
 
 Belongs here: counting, and the form in which Prometheus wants it. Not here: what is observed
-(metrics.py, step_metrics.py).
+(request_metrics.py, step_metrics.py).
 """
 
 from bisect import bisect_left
