@@ -2,28 +2,47 @@
 
 import asyncio
 
-from server.fakes import async_test, eventually, in_process, make_harness
+from server.fakes import async_test, in_process, make_harness
 
 from everbatch.assemble.server import is_well
+from everbatch.server.progress import Pulse
 
 BODY = {"prompt": "x", "max_tokens": 2}
 
 
 @async_test
-async def test_a_server_is_well_but_for_the_time_of_a_hang() -> None:
-    # The harness's clock moves by a millisecond a look, so looking is waiting.
-    harness = make_harness(settings={"step_timeout_s": 0.05})
+async def test_a_server_is_well_unless_its_engine_stands_still() -> None:
+    harness = make_harness()
+    num_layers_run = 0
+    pulse = Pulse(harness.engine.progress, lambda: num_layers_run)
     async with in_process(harness) as client:
-        idle = is_well(harness.engine)
+        idle = [is_well(harness.engine, pulse) for _ in range(2)]
         harness.gate.shut()
         answer = asyncio.create_task(client.post("/v1/completions", json=BODY))
         await harness.gate.reached()
-        await eventually(lambda: not is_well(harness.engine))
+        in_a_step = [is_well(harness.engine, pulse) for _ in range(3)]
+        num_layers_run = 1
+        in_its_next_layer = [is_well(harness.engine, pulse) for _ in range(2)]
         harness.gate.open()
         await answer
-        again = is_well(harness.engine)
+        again = [is_well(harness.engine, pulse) for _ in range(2)]
 
-    assert idle and again
+    assert idle == [True, True]
+    assert in_a_step == [True, False, False]
+    assert in_its_next_layer == [True, False]
+    assert again == [True, True]
+
+
+@async_test
+async def test_an_engine_that_goes_from_step_to_step_moves() -> None:
+    harness = make_harness()
+    pulse = Pulse(harness.engine.progress, lambda: 0)
+    seen: list[bool] = []
+    async with in_process(harness) as client:
+        harness.executor.before_pass = lambda number: seen.extend([pulse.beats(), pulse.beats()])
+        await client.post("/v1/completions", json=BODY)
+
+    assert seen == [True, False, True, False]
 
 
 @async_test
@@ -34,7 +53,7 @@ async def test_a_server_whose_engine_has_died_is_not_well() -> None:
         answer = await client.post("/v1/completions", json=BODY)
 
         assert answer.status_code == 500
-        assert not is_well(harness.engine)
+        assert not is_well(harness.engine, Pulse(harness.engine.progress, lambda: 0))
 
 
 def broken(*_: object) -> None:

@@ -33,6 +33,7 @@ class RealEngine:
     """An engine over a real model, ready to step, and what goes with it."""
 
     engine: Engine
+    network: LlamaForCausalLM
     tokenizer: Tokenizer
     grammars: Grammars
     vocab_size: int
@@ -113,7 +114,7 @@ def _build(
         sink = event_log.write
     engine = Engine(config, executor, clock, sink)
     return RealEngine(
-        engine, tokenizer, grammars, loaded.config.vocab_size, resolved, clock, event_log
+        engine, network, tokenizer, grammars, loaded.config.vocab_size, resolved, clock, event_log
     )
 
 

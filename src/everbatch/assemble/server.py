@@ -19,6 +19,7 @@ from everbatch.server.api_keys import ApiKeys
 from everbatch.server.app import create_app
 from everbatch.server.bridge import AsyncEngine, EngineState
 from everbatch.server.metrics import ServerMetrics
+from everbatch.server.progress import Pulse
 from everbatch.server.run import serve
 from everbatch.server.served import ServedModel
 from everbatch.server.settings import ServerSettings
@@ -65,18 +66,20 @@ def serve_engine(
 
         grace_s = settings.shutdown_grace_s
         serving = serve(app, engine, listening, grace_s, tell_ready, supervisor)
-        runner.run(_watched(serving, manager, engine))
+        pulse = Pulse(engine.progress, lambda: real.network.num_layers_run)
+        runner.run(_watched(serving, manager, lambda: is_well(engine, pulse)))
 
 
-def is_well(engine: AsyncEngine) -> bool:
-    """Whether the engine lives and makes progress, so that a new process would not do better."""
-    return engine.state is not EngineState.DEAD and engine.progress.hung_s() is None
+def is_well(engine: AsyncEngine, pulse: Pulse) -> bool:
+    """Whether the engine lives and has moved since it was last asked, so that a new process would
+    not do better."""
+    return engine.state is not EngineState.DEAD and pulse.beats()
 
 
 async def _watched(
-    serving: Coroutine[None, None, None], manager: ServiceManager, engine: AsyncEngine
+    serving: Coroutine[None, None, None], manager: ServiceManager, is_well: Callable[[], bool]
 ) -> None:
-    signs = asyncio.create_task(manager.give_signs_of_life(lambda: is_well(engine)))
+    signs = asyncio.create_task(manager.give_signs_of_life(is_well))
     try:
         await serving
     finally:

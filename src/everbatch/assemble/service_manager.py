@@ -4,7 +4,7 @@ Belongs here: the protocol of sd_notify(3), datagrams to the socket that NOTIFY_
 here: when a server is ready or well. Used by serve_engine. Without a manager nothing is told.
 
 A manager that asks for signs of life (WatchdogSec=) restarts a server that has stopped giving
-them: whose engine has died, whose engine hangs, or whose event loop does.
+them: whose engine has died, whose engine stands still amid a step, or whose event loop does.
 """
 
 import asyncio

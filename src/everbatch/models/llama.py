@@ -36,6 +36,8 @@ class LlamaForCausalLM:
         self.config = config
         self._kernels = backend(network_shape(config), _network_weights(config, tensors))
         tensors.clear()
+        self.num_layers_run = 0
+        """Since it was made. Other threads read it to see that a long pass lives."""
 
     @property
     def vocab_size(self) -> int:
@@ -71,6 +73,7 @@ class LlamaForCausalLM:
             attended = step.paged_attention(layer, queries)
             hidden = step.project_add(layer, attended, hidden)
             hidden = step.norm_mlp_add(layer, hidden)
+            self.num_layers_run += 1
         return hidden
 
 
