@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from e2e.processes import READY, WAIT_S, Server, assert_one_line_error, run, serving
+from e2e.processes import WAIT_S, Server, assert_one_line_error, run, serving
 from e2e.streams import streaming
+from e2e.supervision import ask, engine_process, has_ended, num_ready, wait_for
 from tiny_model import write_model
 
 from everbatch.base.eventlog import read_events
@@ -28,33 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(directory, max_position_embeddings=ENDLESS + 1_000)
 
 
-def children_of(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(one) for one in children.read_text().split()]
-
-
-def engine_process(server: Server) -> int:
-    """Give the process that the supervisor has started."""
-    [pid] = children_of(server.pid)
-    return pid
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come about"
-        time.sleep(0.01)
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    # Without a parent that asks for its status it may stay as a name.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
 @pytest.fixture(scope="module")
 def supervised(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("log") / "events.jsonl"
@@ -63,17 +37,6 @@ def supervised(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield server
         assert server.stop() == 0
         assert "Traceback" not in server.told.text
-
-
-def ask(server: Server) -> str:
-    body = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT_S)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]["text"]
-
-
-def num_ready(server: Server) -> int:
-    return sum(READY.match(line) is not None for line in server.told.text.splitlines())
 
 
 def kill_and_wait(server: Server, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -126,6 +89,7 @@ def test_who_is_served_when_the_process_is_killed_is_told_and_the_next_is_served
         assert answer.headers["x-request-id"]
     assert told["health"].status_code == 200
     assert ask(server) == text
+    assert server.metrics()["process_restarts_total"] == 1
     with first_log.with_name("events.jsonl.1").open(encoding="utf-8") as lines:
         events = list(read_events(lines))
     assert killed_at - max(event.t for event in events) < 1.5 * NS_PER_S + 2 * longest_wait_ns

@@ -15,6 +15,7 @@ import uvloop
 from everbatch.assemble.access_log import AccessLogFile
 from everbatch.assemble.real import RealEngine
 from everbatch.assemble.service_manager import ServiceManager
+from everbatch.assemble.supervised import Supervisor
 from everbatch.server.api_keys import ApiKeys
 from everbatch.server.app import create_app
 from everbatch.server.bridge import AsyncEngine, EngineState
@@ -36,13 +37,13 @@ def serve_engine(
     spans: SpanSink | None,
     print_line: Callable[[str], None],
     on_ready: Callable[[], None],
-    supervisor: socket | None = None,
+    supervisor: Supervisor | None = None,
 ) -> None:
     """Serve until a signal comes, in this thread. Closes the socket, not the engine or the log.
 
     `spans` gets the span of each request, `print_line` the status lines; `on_ready` is called once
-    requests are answered, and then a service manager is told, but for a process that a `supervisor`
-    has started (server.run.serve): it tells that one.
+    requests are answered, and then a service manager is told, or the `supervisor` that has started
+    this process (server.run.serve); whoever is told gets signs of life, too.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         engine = _make_engine(real, settings, spans)
@@ -58,16 +59,21 @@ def serve_engine(
             keys=keys,
             log_access=None if access_log is None else access_log.write,
         )
-        manager = ServiceManager.of(os.environ) if supervisor is None else ServiceManager(None)
+        control, watcher = None, supervisor or ServiceManager.of(os.environ)
+        if supervisor is not None:
+            control = supervisor.control
+            engine.metrics.num_restarts = supervisor.num_restarts
 
         def tell_ready() -> None:
+            watcher.tell_ready()
             on_ready()
-            manager.tell("READY=1")
 
-        grace_s = settings.shutdown_grace_s
-        serving = serve(app, engine, listening, grace_s, tell_ready, supervisor)
+        serving = serve(
+            app, engine, listening, settings.shutdown_grace_s, tell_ready, supervisor=control
+        )
         pulse = Pulse(engine.progress, lambda: real.network.num_layers_run)
-        runner.run(_watched(serving, manager, lambda: is_well(engine, pulse)))
+        signs = watcher.give_signs_of_life(lambda: is_well(engine, pulse))
+        runner.run(_watched(serving, signs))
 
 
 def is_well(engine: AsyncEngine, pulse: Pulse) -> bool:
@@ -77,9 +83,9 @@ def is_well(engine: AsyncEngine, pulse: Pulse) -> bool:
 
 
 async def _watched(
-    serving: Coroutine[None, None, None], manager: ServiceManager, is_well: Callable[[], bool]
+    serving: Coroutine[None, None, None], signs_of_life: Coroutine[None, None, None]
 ) -> None:
-    signs = asyncio.create_task(manager.give_signs_of_life(is_well))
+    signs = asyncio.create_task(signs_of_life)
     try:
         await serving
     finally:

@@ -53,6 +53,9 @@ class ServiceManager:
         except OSError as error:
             logger.warning("the service manager cannot be told %s (%s)", state, error.strerror)
 
+    def tell_ready(self) -> None:
+        self.tell("READY=1")
+
     async def give_signs_of_life(self, is_well: Callable[[], bool]) -> None:
         """Send them, as long as `is_well` says so; runs until cancelled, or at once to its end."""
         if self._address is None or self.watchdog_s is None:

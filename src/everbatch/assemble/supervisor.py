@@ -1,11 +1,12 @@
-"""Keeps a server served: starts its process, brings it back when it dies, and stops with it.
+"""Keeps a server served: starts its process, again when it dies or hangs, and stops with it.
 
 Belongs here: the process, its signals, how often it may die. Not here: what clients see of it
-(server.front), what the process does (server.py). Called by `everbatch serve --supervise`.
+(server.front), when it hangs (watchdog.py), what the process does (server.py). Called by
+`everbatch serve --supervise`.
 
-The process has one socket pair with this one: over it it tells that it is ready, and sees by its
-end that nobody is in front of it any more. It is in a process group of its own, so that Ctrl-C
-comes to it once.
+The process has one socket pair with this one: over it it tells that it is ready and that it lives,
+and sees by its end that nobody is in front of it any more. It is in a process group of its own, so
+that Ctrl-C comes to it once.
 """
 
 import asyncio
@@ -25,10 +26,12 @@ from tempfile import TemporaryDirectory
 import uvloop
 
 from everbatch.assemble.service_manager import ServiceManager
-from everbatch.assemble.supervised import READY, VARIABLE
+from everbatch.assemble.supervised import READY, TELL_STACKS, VARIABLE
+from everbatch.assemble.watchdog import LOOK_S, Limits, Watchdog
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import counted
 from everbatch.server.front import Front
+from everbatch.server.metrics import RESTARTS
 from everbatch.server.open_files import allow_connections
 from everbatch.server.run import more_of
 
@@ -36,6 +39,10 @@ logger = logging.getLogger("everbatch.supervisor")
 
 EXIT_GIVEN_UP = 1
 FLUSH_S = 5.0
+END_GRACE_S = 5.0
+"""For a process that hangs to end in order; its clients have been told by then."""
+MAX_SIGNS = 1_024
+"""Read at once, a byte each."""
 MAX_PATH_BYTES = 100
 """Linux takes 107."""
 
@@ -58,11 +65,21 @@ class Patience:
         return min(self.first_wait_s * 2.0 ** max(0, num_quick_deaths - 1), self.max_wait_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """What became of one process. ready_s: for how long it was ready; None: it never was."""
+
+    ready_s: float | None
+    status: int
+    hung: bool = False
+
+
 def supervise(
     command: Sequence[str],
     listening: socket.socket,
     url: str,
     tell: Callable[[str], None],
+    limits: Limits,
     patience: Patience | None = None,
 ) -> int:
     """Serve with a process of this command until a signal comes; gives the exit status.
@@ -81,7 +98,7 @@ def supervise(
                 f"the path of a Unix socket may have {MAX_PATH_BYTES} bytes, {path} has more: set "
                 "TMPDIR to a shorter one"
             )
-        kept = _Supervisor(command, path, url, tell, patience or Patience())
+        kept = _Supervisor(command, path, url, tell, limits, patience or Patience())
         return runner.run(kept.run(listening))
 
 
@@ -92,12 +109,15 @@ class _Supervisor:
         path: str,
         url: str,
         tell: Callable[[str], None],
+        limits: Limits,
         patience: Patience,
     ) -> None:
         self._command = command
         self._url = url
         self._tell = tell
         self._patience = patience
+        self._limits = limits
+        self._num_restarts = dict.fromkeys(RESTARTS, 0)
         self._front = Front(path)
         self._manager = ServiceManager.of(os.environ)
         self._process: subprocess.Popen[bytes] | None = None
@@ -124,7 +144,8 @@ class _Supervisor:
     async def _keep_serving(self, listening: Sequence[socket.socket]) -> int:
         num_quick, status = 0, 0
         while not self._stop.is_set():
-            lived_s, status = await self._serve_once(listening)
+            life = await self._serve_once(listening)
+            status = life.status
             self._front.is_up = False
             if self._stop.is_set():
                 break
@@ -133,13 +154,14 @@ class _Supervisor:
                 if status < 0:
                     self._tell(f"the server {_how(status)} before it was ready")
                 return status if status > 0 else EXIT_GIVEN_UP
-            is_quick = lived_s is None or lived_s < self._patience.quick_s
+            is_quick = life.ready_s is None or life.ready_s < self._patience.quick_s
             num_quick = num_quick + 1 if is_quick else 0
             if num_quick >= self._patience.max_quick_deaths:
                 self._tell(self._farewell(num_quick, status))
                 return EXIT_GIVEN_UP
             wait_s = self._patience.wait_s(num_quick)
             logger.error("the engine's process %s: starting it in %g s", _how(status), wait_s)
+            self._num_restarts["hung" if life.hung else "died"] += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), wait_s)
                 return 0
@@ -152,12 +174,9 @@ class _Supervisor:
             "up; why is in the messages above, or in the system's log if it was killed"
         )
 
-    async def _serve_once(self, listening: Sequence[socket.socket]) -> tuple[float | None, int]:
-        """Run the process to its end; gives for how many seconds it was ready, and its status.
-
-        One that cannot be started, as there is no memory for it, has died at once.
-        """
-        loop = asyncio.get_running_loop()
+    async def _serve_once(self, listening: Sequence[socket.socket]) -> _Life:
+        """Run a process to its end; one that cannot be started, as there is no memory for it, has
+        died at once."""
         ours, theirs = socket.socketpair()
         with ours:
             ours.setblocking(False)
@@ -166,25 +185,92 @@ class _Supervisor:
                     process = self._process = self._start(theirs)
                 except OSError as error:
                     logger.error("the engine's process cannot be started: %s", error)
-                    return None, EXIT_GIVEN_UP
+                    return _Life(None, EXIT_GIVEN_UP)
             began_s = time.monotonic()
-            is_ready = await loop.sock_recv(ours, len(READY)) == READY
+            if not await _becomes_ready(ours):
+                return _Life(None, await asyncio.to_thread(process.wait))
             ready_s = time.monotonic()
-            if is_ready:
-                self._front.retry_after_s = max(1, round(ready_s - began_s))
-                self._front.is_up = True
-                if not self._accepting:
-                    self._accepting = [
-                        await loop.create_server(self._front.new_client, sock=one)
-                        for one in listening
-                    ]
-                    self._manager.tell("READY=1")
-            status = await asyncio.to_thread(process.wait)
+            self._front.retry_after_s = max(1, round(ready_s - began_s))
+            await self._open(listening)
+            status, hung = await self._watch(ours, process)
         self._process = None
-        return (time.monotonic() - ready_s if is_ready else None), status
+        return _Life(time.monotonic() - ready_s, status, hung)
+
+    async def _open(self, listening: Sequence[socket.socket]) -> None:
+        """Pass clients on to the process."""
+        self._front.is_up = True
+        if self._accepting:
+            return
+        loop = asyncio.get_running_loop()
+        for one in listening:
+            self._accepting.append(await loop.create_server(self._front.new_client, sock=one))
+        self._manager.tell_ready()
+
+    async def _watch(
+        self, control: socket.socket, process: subprocess.Popen[bytes]
+    ) -> tuple[int, bool]:
+        """Wait for the end of a process that is ready; end it if it hangs. Gives its status and
+        whether it hung."""
+        ended = asyncio.create_task(asyncio.to_thread(process.wait))
+        hangs = asyncio.create_task(self._wait_until_it_hangs(control))
+        await asyncio.wait((ended, hangs), return_when=asyncio.FIRST_COMPLETED)
+        hung = not ended.done()
+        if hung:
+            logger.error(
+                "the engine's process has not moved for %g s (--watchdog-timeout): ending it; "
+                "where it stands:",
+                hangs.result(),
+            )
+            self._front.leave_process()
+            process.send_signal(TELL_STACKS)
+            process.terminate()
+            await asyncio.wait((ended,), timeout=END_GRACE_S)
+            process.kill()
+        hangs.cancel()
+        with suppress(asyncio.CancelledError):
+            await hangs
+        return await ended, hung
+
+    async def _wait_until_it_hangs(self, control: socket.socket) -> float:
+        """Take in signs of life until they have been lacking for too long; gives how long."""
+        watchdog = Watchdog(self._limits)
+        loop = asyncio.get_running_loop()
+
+        def hear() -> None:
+            with suppress(OSError):
+                if signs := control.recv(MAX_SIGNS):
+                    watchdog.heard(signs)
+                    return
+            loop.remove_reader(control)
+
+        loop.add_reader(control, hear)
+        try:
+            while (still_s := watchdog.still_s) is None:
+                await asyncio.sleep(LOOK_S)
+                watchdog.look()
+                self._note_silence(watchdog.silent_s)
+            return still_s
+        finally:
+            loop.remove_reader(control)
+            self._front.silent_s = None
+
+    def _note_silence(self, silent_s: float | None) -> None:
+        if silent_s is not None and self._front.silent_s is None:
+            logger.error(
+                "the engine's process has given no sign of life for %g s: new requests get 503",
+                silent_s,
+            )
+        if silent_s is None and self._front.silent_s is not None:
+            logger.warning("the engine's process gives signs of life again")
+        self._front.silent_s = silent_s
 
     def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        told = {"fd": theirs.fileno(), "path": self._front.path, "url": self._url}
+        told = {
+            "fd": theirs.fileno(),
+            "path": self._front.path,
+            "url": self._url,
+            "num_restarts": self._num_restarts,
+        }
         return subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
@@ -206,6 +292,15 @@ class _Supervisor:
             async with asyncio.timeout(FLUSH_S):
                 while self._front.clients:
                     await asyncio.sleep(0.01)
+
+
+async def _becomes_ready(control: socket.socket) -> bool:
+    """Wait until the process is ready; False: it has ended before."""
+    loop = asyncio.get_running_loop()
+    while told := await loop.sock_recv(control, MAX_SIGNS):
+        if READY in told:
+            return True
+    return False
 
 
 def _how(status: int) -> str:

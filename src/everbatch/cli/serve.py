@@ -23,6 +23,7 @@ from everbatch.assemble.real import RealEngine, build_engine
 from everbatch.assemble.server import serve_engine
 from everbatch.assemble.supervised import supervisor_of
 from everbatch.assemble.supervisor import supervise as keep_serving
+from everbatch.assemble.watchdog import DEFAULT_TIMEOUT_S, Limits
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import counted
 from everbatch.cli.loading import loading_bar
@@ -36,6 +37,7 @@ from everbatch.cli.server_options import (
 )
 from everbatch.server.api_keys import ApiKeys
 from everbatch.server.run import bind_socket
+from everbatch.server.settings import ServerSettings
 
 
 @click.command("serve", cls=SectionedCommand)
@@ -49,6 +51,7 @@ def command(
     access_log: Path | None,
     otlp_traces_endpoint: str | None,
     supervise: bool,
+    watchdog_timeout: float | None,
     **given: Any,
 ) -> None:
     """Serve MODEL: a directory, a .gguf file or a hub name. Without: the default model."""
@@ -60,15 +63,21 @@ def command(
     _check_priorities(keys, options)
     if settings.log_prompts and access_log is None:
         raise ConfigError("--log-prompts writes into the access log: give --access-log, too")
+    limits = _limits(watchdog_timeout, settings) if supervise else None
+    if watchdog_timeout is not None and limits is None:
+        raise ConfigError(
+            "--watchdog-timeout watches the process that --supervise starts: give that, too, or "
+            "leave this out"
+        )
     with supervisor_of() as supervisor, ExitStack() as stack:
         if supervisor is None:
             listening = stack.enter_context(bind_socket(host, port))
             url = _url(host, listening.getsockname()[1])
         else:
             listening, url = supervisor.listening, supervisor.url
-        if supervise and supervisor is None:
+        if limits is not None and supervisor is None:
             command_line = [sys.executable, "-m", "everbatch.cli.main", *sys.argv[1:]]
-            sys.exit(keep_serving(command_line, listening, url, _say))
+            sys.exit(keep_serving(command_line, listening, url, _say, limits))
         log = spans = None
         if access_log is not None:
             log = stack.enter_context(closing(AccessLogFile(access_log)))
@@ -76,11 +85,6 @@ def command(
             spans = stack.enter_context(closing(OtlpSpans(otlp_traces_endpoint, __version__)))
         with loading_bar(Console(stderr=True)) as tell:
             real = build_engine(options, tell)
-
-        def on_ready() -> None:
-            if supervisor is not None:
-                supervisor.tell_ready()
-            _print_ready(url, has_keys=len(keys) > 0)
 
         with closing(real):
             _print_options(real)
@@ -93,9 +97,14 @@ def command(
                 access_log=log,
                 spans=None if spans is None else spans.write,
                 print_line=_say,
-                on_ready=on_ready,
-                supervisor=None if supervisor is None else supervisor.control,
+                on_ready=lambda: _print_ready(url, has_keys=len(keys) > 0),
+                supervisor=supervisor,
             )
+
+
+def _limits(watchdog_timeout: float | None, settings: ServerSettings) -> Limits:
+    timeout_s = DEFAULT_TIMEOUT_S if watchdog_timeout is None else watchdog_timeout
+    return Limits(timeout_s, silent_s=settings.step_timeout_s)
 
 
 def _check_priorities(keys: ApiKeys, options: EngineOptions) -> None:

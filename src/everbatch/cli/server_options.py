@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from everbatch import __version__
+from everbatch.assemble.watchdog import DEFAULT_TIMEOUT_S
 from everbatch.base.errors import ConfigError
 from everbatch.cli.options import ByteSize
 from everbatch.cli.sections import SectionedOption
@@ -69,7 +70,13 @@ _OPTIONS = [
     _serving(
         "--supervise",
         is_flag=True,
-        help="Run the engine in a process of its own, which is started again when it dies.",
+        help="Run the engine in a process of its own; if it dies or hangs another one is started.",
+    ),
+    _serving(
+        "--watchdog-timeout",
+        type=float,
+        help="With --supervise: seconds without progress after which it hangs; 0: however long.  "
+        f"[default: {DEFAULT_TIMEOUT_S}]",
     ),
     _access(
         "--api-key",

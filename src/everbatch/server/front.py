@@ -2,13 +2,14 @@
 serves them, the engine's, may die and come back.
 
 Belongs here: carrying bytes both ways, and ending what a dead process left open. Not here: the
-process (assemble.supervisor), what an answer says. A connection of a client has one of its own to
-the process, over a Unix socket; bytes go through as they are, and a parser in C only follows where
-answers begin and end. Neither side is read while the other does not take what came.
+process, and whether it lives (assemble), what an answer says. A connection of a client has one of
+its own to the process, over a Unix socket; bytes go through as they are, and a parser in C only
+follows where answers begin and end. Neither side is read while the other does not take what came.
 """
 
 import asyncio
 from collections import deque
+from math import ceil
 from typing import cast
 
 import httptools
@@ -16,6 +17,7 @@ import httptools
 from everbatch.server.connections import origin_line, raw_answer
 from everbatch.server.errors import unavailable
 from everbatch.server.front_words import Answered, stream_end
+from everbatch.server.service_rate import MAX_RETRY_S
 
 SILENT_S = 30.0
 """For a client to ask for something while nobody serves."""
@@ -33,12 +35,25 @@ class Front:
         self.path = path
         self.is_up = False
         """Whether the process is ready; then it has the say, also while it stops."""
+        self.silent_s: float | None = None
+        """For how long the process has given no sign, if that is too long; None: it is not."""
         self.is_stopping = False
         self.retry_after_s = 1
         self.clients: set[ClientSide] = set()
 
+    @property
+    def takes_requests(self) -> bool:
+        """Whether whoever asks now is passed on to the process."""
+        return self.is_up and self.silent_s is None
+
     def new_client(self) -> "ClientSide":
         return ClientSide(self)
+
+    def leave_process(self) -> None:
+        """Go on as if the process had died: its clients are told, and nobody is passed on to it."""
+        self.is_up = False
+        for client in list(self.clients):
+            client.leave_process()
 
     def close(self) -> None:
         """Close what is open, once what was written has gone out."""
@@ -53,6 +68,12 @@ class Front:
         elif path.partition("?")[0] == "/health":
             # The probe of whoever restarts processes: that is being done.
             return ALIVE
+        elif self.is_up and self.silent_s is not None:
+            error = unavailable(
+                f"the engine's process has given no sign of life for {self.silent_s:.1f} s",
+                "engine_hangs",
+                retry_after_s=min(ceil(self.silent_s), MAX_RETRY_S),
+            )
         else:
             error = unavailable(
                 "the engine's process has ended and is being started again: ask again in a moment",
@@ -89,7 +110,7 @@ class ClientSide(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._front.clients.add(self)
-        if self._front.is_up:
+        if self._front.takes_requests:
             # At once, so that the process's limits on slow requests count from here.
             self._begin_connecting()
         else:
@@ -108,12 +129,16 @@ class ClientSide(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._linger is not None:
             return
+        is_first = self._is_followed and not self._asked
         self._follow_requests(data)
+        if is_first and self._front.silent_s is not None:
+            # The process would not read it.
+            self._forget_server()
         if self._server is not None:
             self._server.transport.write(data)
             return
         self._unsent.append(data)
-        if self._connecting is None and self._front.is_up:
+        if self._connecting is None and self._front.takes_requests:
             self._begin_connecting()
         if self._connecting is not None:
             self.transport.pause_reading()
@@ -158,8 +183,10 @@ class ClientSide(asyncio.Protocol):
                 self._is_followed = False
         self.transport.write(data)
 
-    def server_lost(self) -> None:
+    def server_lost(self, server: "_ServerSide") -> None:
         """Learn that the process, or this connection to it, is gone."""
+        if server is not self._server:
+            return
         self._server = None
         if self.transport.is_closing() or self._linger is not None:
             return
@@ -174,10 +201,21 @@ class ClientSide(asyncio.Protocol):
             # Who asks next may be on its way; there will be another process for it.
             self._wait_for_request()
 
+    def leave_process(self) -> None:
+        """Do without the process from now on."""
+        if (server := self._server) is not None:
+            server.transport.abort()
+            self.server_lost(server)
+
     def close(self) -> None:
         """Close when what was written has gone out."""
         if self._linger is None:
             self.transport.close()
+
+    def _forget_server(self) -> None:
+        if self._server is not None:
+            self._server.transport.abort()
+            self._server = None
 
     def _follow_requests(self, data: bytes) -> None:
         if not self._is_followed:
@@ -249,7 +287,7 @@ class _ServerSide(asyncio.Protocol):
         self._client.server_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._client.server_lost()
+        self._client.server_lost(self)
 
     def data_received(self, data: bytes) -> None:
         self._client.answer_received(data)

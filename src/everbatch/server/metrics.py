@@ -28,6 +28,8 @@ from everbatch.server.step_metrics import StepMetrics
 DEFAULT_PREFIX = "everbatch"
 
 LOGS = ("access", "events")
+RESTARTS = ("died", "hung")
+"""Why another process was started before this one."""
 # vLLM's labels, and our options behind them.
 _CACHE_CONFIG = {
     "block_size": "block_size",
@@ -55,6 +57,8 @@ class ServerMetrics:
         self._config = config
         self._max_queue_tokens = 0 if config is None else config.max_queue_tokens
         self._max_queue_requests = 0 if config is None else config.max_queue_requests
+        self.num_restarts = dict.fromkeys(RESTARTS, 0)
+        """By cause; known to who started this process."""
         self._rejected: dict[str, int] = {}
         self._aborted = {cause.value: 0 for cause in EndCause}
         self._preempted: dict[str, int] = {}
@@ -210,6 +214,8 @@ class ServerMetrics:
             ("request_aborted", "Requests that were cut before their end, by whom.", "cause",
              self._aborted),
             ("request_rejected", "Requests that were refused, by why.", "reason", self._rejected),
+            ("process_restarts", "Processes that --supervise has started anew, by why.", "cause",
+             self.num_restarts),
         ):  # fmt: skip
             yield self._by_label(CounterMetricFamily, name, text, label, counts)
         for histogram in (
