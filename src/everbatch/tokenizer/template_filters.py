@@ -1,4 +1,4 @@
-"""The filters of chat templates, and what they cost.
+"""The filters of chat templates, what they cost, and the tests that cost something.
 
 Belongs here: the allow-list that template_sandbox.py builds its environment from, and the filters
 that Hugging Face templates expect to differ from jinja2's. A filter is here if published chat
@@ -57,6 +57,27 @@ FILTER_COSTS: dict[str, Cost] = {
     **dict.fromkeys(_PER_ITEM, Cost.PER_ITEM),
     **dict.fromkeys(_DEEP, Cost.DEEP),
 }
+
+LAZY_FILTERS = frozenset(
+    (
+        *("batch", "items", "map", "reject", "rejectattr", "reverse", "select", "selectattr"),
+        *("slice", "unique"),
+    )
+)
+"""Those that give what is computed later, one item after another."""
+
+# Of a value's type, or whether it is there.
+TESTS_OF_TYPE = (
+    *("boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable"),
+    *("mapping", "none", "number", "sameas", "sequence", "string", "true", "undefined"),
+)
+TESTS_OF_NUMBERS = frozenset(("divisibleby", "even", "odd"))
+TESTS_OF_CONTENT = TESTS_OF_NUMBERS | frozenset(
+    (
+        *("in", "eq", "equalto", "==", "ne", "!=", "lower", "upper", "filter", "test"),
+        *("lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">="),
+    )
+)
 
 
 def hf_tojson(

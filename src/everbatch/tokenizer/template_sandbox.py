@@ -10,8 +10,10 @@ it is done:
 
     loop rounds, calls, macros       instrumented in the syntax tree, so recursion pays too
     literals, comparisons, ~, slices by the size of the operands, walked to the leaves
+    subscripts                       by what stands in them, unless it is a constant
     + - * ** // %                    sizes are checked before the operation
     filters                          allow-list; by size of the value, results again by theirs
+    tests                            by size of the operands, if they look at more than the type
     output                           every piece, so {% set %} blocks pay as well
 
 Covered: time (MAX_STEPS, 1 to 5 s at worst), size of any text (MAX_TEXT_CHARS), depth of nesting.
@@ -19,7 +21,7 @@ Not covered: a template in a language feature that jinja2 adds later; so filters
 not listed, include and import do not exist here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jinja2 import Undefined, pass_context
@@ -29,12 +31,21 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from everbatch.tokenizer.template_filters import FILTER_COSTS, Cost, hf_tojson
+from everbatch.tokenizer.template_filters import (
+    FILTER_COSTS,
+    LAZY_FILTERS,
+    TESTS_OF_CONTENT,
+    TESTS_OF_NUMBERS,
+    TESTS_OF_TYPE,
+    Cost,
+    hf_tojson,
+)
 from everbatch.tokenizer.template_meter import (
     STEPS_PER_CALL,
     Meter,
     pay_binop,
     pay_filter,
+    pay_test,
     pay_text_method,
 )
 from everbatch.tokenizer.template_syntax import GenerationBlocks, MeteredCodeGenerator
@@ -85,13 +96,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["meter_tick"] = _meter_tick
         self.filters["meter_deep"] = _meter_deep
         self.filters["meter_shallow"] = _meter_shallow
+        tests = self.tests
+        self.tests = {name: tests[name] for name in TESTS_OF_TYPE}
+        self.tests |= {name: _metered_test(name, tests[name]) for name in TESTS_OF_CONTENT}
         for name in ("lipsum", "cycler", "joiner"):
             del self.globals[name]
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str):
             safe = attr not in _REFUSED_TEXT_METHODS
-        elif isinstance(obj, list | tuple):
+        elif isinstance(obj, list | tuple | range):
             safe = attr not in _REFUSED_LIST_METHODS
         else:
             safe = not isinstance(obj, int | float | complex | bytes)
@@ -137,7 +151,8 @@ def _pay_output(context: Context, value: object) -> object:
 
 @pass_context
 def _meter_tick(context: Context, num_chars: int) -> str:
-    _meter_of(context).spend_text(num_chars)
+    # A template may name this filter, too, but not with less than nothing, which would be a gift.
+    _meter_of(context).spend_text(max(0, num_chars))
     return ""
 
 
@@ -160,7 +175,8 @@ def _metered(name: str, function: Callable[..., Any], cost: Cost) -> Callable[..
     @pass_context
     def metered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter_of(context)
-        if name == "join" and not isinstance(value, str | Undefined):
+        is_of_items = name == "join" and not isinstance(value, str | Undefined)
+        if is_of_items or (cost is not Cost.CONSTANT and isinstance(value, _LAZY)):
             value = list(value)
         pay_filter(meter, name, cost, value, (*args, *kwargs.values()))
         passed = {
@@ -169,7 +185,37 @@ def _metered(name: str, function: Callable[..., Any], cost: Cost) -> Callable[..
             "environment": (context.environment,),
         }.get(wants or "", ())
         result = function(*passed, value, *args, **kwargs)
+        if name in LAZY_FILTERS and not isinstance(result, str):
+            return _made_now(meter, result)
         meter.spend_shallow(result)
         return result
+
+    return metered
+
+
+_LAZY = type(iter([]))
+
+
+def _made_now(meter: Meter, items: Iterable[Any]) -> Iterator[Any]:
+    """Give the same items, all computed and paid. What waits to be computed could be stacked until
+    Python has no stack left to compute it on, and would end the process."""
+    made = []
+    for item in items:
+        meter.spend(1)
+        made.append(item)
+    # Still to be read once, and true even if empty: as templates know it.
+    return iter(made)
+
+
+def _metered_test(name: str, function: Callable[..., bool]) -> Callable[..., bool]:
+    """The test `function`, one of content, that pays before it runs."""
+    wants_environment = name in ("filter", "test")
+
+    @pass_context
+    def metered(context: Context, value: Any, *args: Any, **kwargs: Any) -> bool:
+        operands = (value, *args, *kwargs.values())
+        pay_test(_meter_of(context), operands, of_numbers=name in TESTS_OF_NUMBERS)
+        passed = (context.environment,) if wants_environment else ()
+        return function(*passed, value, *args, **kwargs)
 
     return metered

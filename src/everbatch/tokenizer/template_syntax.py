@@ -17,13 +17,6 @@ from jinja2.visitor import NodeTransformer
 
 from everbatch.tokenizer.template_meter import MAX_INTEGER_BITS
 
-_EQUALITY_TESTS = frozenset(
-    (
-        *("in", "eq", "equalto", "==", "ne", "!=", "sameas"),
-        *("lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">="),
-    )
-)
-
 
 class _Instrumenter(NodeTransformer):
     """Puts the payments into a template's syntax tree."""
@@ -61,13 +54,6 @@ class _Instrumenter(NodeTransformer):
             operand.expr = _deep(operand.expr)
         return node
 
-    def visit_Test(self, node: nodes.Test) -> nodes.Test:
-        self.generic_visit(node)
-        if node.name in _EQUALITY_TESTS:
-            node.node = _deep(node.node)
-            node.args = [_deep(arg) for arg in node.args]
-        return node
-
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
         node.nodes = [_deep(operand) for operand in node.nodes]
@@ -77,6 +63,9 @@ class _Instrumenter(NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
             return nodes.Filter(node, "meter_shallow", [], [], None, None)
+        if not isinstance(node.arg, nodes.Const):
+            # A dict hashes it, a tuple down to its leaves.
+            node.arg = _deep(node.arg)
         return node
 
     def visit_literal(self, node: nodes.List | nodes.Dict) -> nodes.Expr:

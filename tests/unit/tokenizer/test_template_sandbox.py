@@ -3,6 +3,7 @@ pytest's own timeout is what fails a test whose template got through."""
 
 import tracemalloc
 from datetime import datetime
+from inspect import isgenerator
 
 import pytest
 from jinja2 import Environment
@@ -10,7 +11,9 @@ from jinja2 import Environment
 from everbatch.base.errors import InvalidRequest
 from everbatch.tokenizer import chat_template
 from everbatch.tokenizer.chat_template import ChatTemplate
-from everbatch.tokenizer.template_meter import MAX_STEPS, MAX_TEXT_CHARS
+from everbatch.tokenizer.template_filters import FILTER_COSTS, TESTS_OF_CONTENT, TESTS_OF_TYPE
+from everbatch.tokenizer.template_meter import MAX_STEPS, MAX_TEXT_CHARS, Meter
+from everbatch.tokenizer.template_sandbox import TemplateEnvironment
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,6 +29,11 @@ def grow(step: str, start: str = "'aaaa'", end: str = "") -> str:
         f"{{% set n = namespace(x={start}) %}}{{% for i in range(60) %}}{step}{{% endfor %}}{end}"
     )
 
+
+TWENTY_LOOPS = "{% for a in range(20) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+LARGE_TUPLE = (
+    "{% set n = namespace(x=(1,)) %}{% for i in range(20) %}{% set n.x = n.x + n.x %}{% endfor %}"
+)
 
 ENDLESS = {
     "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
@@ -61,6 +69,25 @@ ENDLESS = {
         "{% set n.x = dict(a=n.x, b=n.x) %}", "{}", "{{ raise_exception(n.x) }}"
     ),
     "list times a number": "{{ ([0] * 10**9)|length }}",
+    "steps given back": "{{ (-1000000000)|meter_tick }}" + TWENTY_LOOPS,
+    "steps given back by map": "{{ [-1000000000]|map('meter_tick')|list }}" + TWENTY_LOOPS,
+    "tests of each character": "{{ ('a' * 3000000)|select('in', range(99999)|list)|list }}",
+    "tests of what a filter gives": "{{ (range(99999)|map('string'))"
+    "|select('in', range(99999)|list)|list }}",
+    "tests of attributes": "{{ (messages * 99999)"
+    "|selectattr('role', 'in', range(99999)|map('string')|list)|list }}",
+    "tuple hashed by a subscript": LARGE_TUPLE
+    + "{% for i in range(9999) %}{{ {}[n.x] }}{% endfor %}",
+    "tuple looked up among filters": LARGE_TUPLE
+    + "{% for i in range(9999) %}{{ n.x is filter }}{% endfor %}",
+    "case of a shared list": "{% set n = namespace(x=[1]) %}"
+    "{% for i in range(17) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+    "{% for i in range(9999) %}{{ n.x is lower }}{% endfor %}",
+    "titles of long texts": "{% set s = 'a ' * 1900000 %}"
+    "{% for i in range(99999) %}{% set x = s|title %}{% endfor %}",
+    "attribute of many parts": "{{ range(99999)|map('string')|sort(attribute='"
+    + "0." * 20_000
+    + "0') }}",
 }
 
 HUGE = {
@@ -99,6 +126,11 @@ WIDE = {
     "format that makes a search quadratic": ("{{ ('%(' * 1000000) % 1 }}", "fails"),
     "powers": ("{{ 10 ** (10 ** 10) }}", "bits"),
     "sum of lists": ("{{ [[1]]|sum(start=[]) }}", "sums"),
+    "odd format": ("{{ '%2000000000d' is odd }}", "no number"),
+    "even formats": ("{{ ['%2000000000d']|select('even')|list }}", "no number"),
+    "format that is divided": ("{{ '%2000000000d' is divisibleby(3) }}", "no number"),
+    "format that is divided, by name": ("{{ '%2000000000d' is divisibleby(num=3) }}", "no number"),
+    "range.count": ("{{ range(99999).count('a') }}", "count"),
     "lipsum": ("{{ lipsum(10**6) }}", "lipsum"),
     "range": ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
     "date format": ("{{ strftime_now('%999999999d') }}", "date format"),
@@ -110,7 +142,7 @@ ESCAPES = {
     "class by a subscript": "{{ ''['__class__']['__mro__'] }}",
     "globals of a function": "{{ raise_exception.__globals__['x'] }}",
     "constructor": "{{ namespace.__init__.__globals__ }}",
-    "frame of a generator": "{{ (messages|map('upper')).gi_frame.f_globals }}",
+    "class of what a filter gives": "{{ (messages|map('upper')).__class__.__mro__ }}",
     "changing the messages": "{{ messages.append(1) }}",
     "changing a message": "{{ messages[0].update({'role': 'system'}) }}",
     "format of a class": "{{ '{0.__class__}'.format('') }}",
@@ -122,6 +154,9 @@ DEEP = {
     "loop without end": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     "block without end": "{% block a %}{{ self.a() }}{% endblock %}",
 }
+
+# What each gives may be given to it again.
+LAZY = ("batch(1)", "map('list')", "reject('none')", "reverse", "select", "slice(1)", "unique")
 
 TOO_DEEP_TO_READ = {
     "parentheses": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
@@ -167,6 +202,49 @@ def test_way_out_of_the_sandbox_is_closed(source):
 def test_endless_depth_is_refused(source):
     with pytest.raises(InvalidRequest, match="calls itself without a limit"):
         render(source)
+
+
+@pytest.mark.parametrize("call", LAZY)
+def test_filters_in_a_long_row_need_no_stack(call):
+    source = (
+        "{% set n = namespace(x=['a']) %}"
+        f"{{% for i in range(20000) %}}{{% set n.x = n.x|{call} %}}{{% endfor %}}"
+        "{{ (n.x|list)|length }}"
+    )
+
+    assert render(source) == "1"
+
+
+def test_no_filter_puts_its_work_off():
+    environment = TemplateEnvironment()
+    context = environment.from_string("").new_context()
+    context.meter = Meter(MAX_STEPS)
+    args = {"attr": ["x"], "batch": [1], "groupby": [0], "map": ["upper"], "slice": [1]}
+    args |= {"replace": ["a", "b"], "selectattr": ["x"], "rejectattr": ["x"]}
+    given = {"items": {1: 2}, "dictsort": {1: 2}, "abs": 1, "round": 1, "sum": [1]}
+    results = [
+        environment.call_filter(name, given.get(name, "a"), args.get(name), context=context)
+        for name in FILTER_COSTS
+    ]
+
+    assert not any(map(isgenerator, results))
+
+
+def test_every_test_of_jinja_is_free_by_its_type_or_paid():
+    known = {*TESTS_OF_TYPE, *TESTS_OF_CONTENT}
+
+    assert set(TemplateEnvironment().tests) == known
+    assert set(Environment().tests) - known == set()
+
+
+def test_what_filters_give_is_true_and_read_once_as_it_is_to_jinja():
+    source = (
+        "{{ 1 if []|select else 0 }}{% set x = [1, 2, 3]|select %}{{ x|first }}{{ x|list }}"
+        "{% set y = 'abc'|reverse %}{{ y }}{{ {'a': 1}|items|list }}{{ 4 is divisibleby(num=2) }}"
+    )
+
+    assert render(source) == "11[2, 3]cba[('a', 1)]True"
+    assert render(source) == Environment().from_string(source).render()
 
 
 @pytest.mark.parametrize("source", TOO_DEEP_TO_READ.values(), ids=TOO_DEEP_TO_READ)
