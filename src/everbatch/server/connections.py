@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from everbatch.server.errors import ApiError
 from everbatch.server.request_id import HEADER
+from everbatch.server.request_parser import RequestParser
 
 MAX_HEAD_BYTES = 64 << 10
 FRAMING_BYTES = 8
@@ -35,6 +36,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
+        self.parser = RequestParser(self)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
         self._is_silent = True
         """Whether nothing has come at all."""

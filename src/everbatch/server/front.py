@@ -17,6 +17,7 @@ import httptools
 from everbatch.server.connections import origin_line, raw_answer
 from everbatch.server.errors import unavailable
 from everbatch.server.front_words import Answered, stream_end
+from everbatch.server.request_parser import RequestParser
 from everbatch.server.service_rate import MAX_RETRY_S
 
 SILENT_S = 30.0
@@ -88,7 +89,7 @@ class ClientSide(asyncio.Protocol):
 
     def __init__(self, front: Front) -> None:
         self._front = front
-        self._requests = httptools.HttpRequestParser(self)
+        self._requests = RequestParser(self)
         self._answers = Answered()
         self._url = b""
         self._has_head = False
@@ -164,12 +165,18 @@ class ClientSide(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         self._url += url
 
+    def on_header(self, name: bytes, value: bytes) -> None: ...
+
     def on_headers_complete(self) -> None:
         self._has_head = True
         self._asked[-1] = self._url.decode("latin-1")
         if self._requests.get_method() == b"HEAD":
             # Its answer tells a length and has no body.
             self._is_followed = False
+
+    def on_body(self, body: bytes) -> None: ...
+
+    def on_message_complete(self) -> None: ...
 
     # What the connection to the process calls.
 
@@ -222,7 +229,7 @@ class ClientSide(asyncio.Protocol):
             return
         try:
             self._requests.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        except httptools.HttpParserError:
             # The process says what is wrong with it.
             self._is_followed = False
 
