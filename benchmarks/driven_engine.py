@@ -17,7 +17,8 @@ import numpy as np
 from harness import BenchmarkError
 
 from everbatch.base.clock import Clock
-from everbatch.base.eventlog import EventLogWriter, event_line
+from everbatch.base.event_lines import event_line
+from everbatch.base.eventlog import EventLogWriter
 from everbatch.base.events import Decoding, Event, Finished, StepRan
 from everbatch.base.units import NS_PER_S
 from everbatch.engine.engine import Engine, EngineRequest

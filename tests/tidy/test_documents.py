@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from repository import PACKAGE, ROOT, code_files, repository_files, shown, text_of, tree_of
 
-from everbatch.base.eventlog import event_line, read_events, read_header
+from everbatch.base.event_lines import event_line
+from everbatch.base.eventlog import read_events, read_header
 from everbatch.base.events import EVENT_TYPES
 from everbatch.scheduler.admission import RejectReason
 from everbatch.scheduler.config import SchedulerConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 
-from everbatch.base.eventlog import event_line
+from everbatch.base.event_lines import event_line
 from everbatch.base.events import Event, QuietSteps, StepRan
 from everbatch.scheduler.plan import StepPlan
 from everbatch.scheduler.scheduler import Scheduler

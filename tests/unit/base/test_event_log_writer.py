@@ -9,13 +9,20 @@ from io import StringIO
 import pytest
 
 from everbatch.base.errors import EventLogError
-from everbatch.base.eventlog import DIGESTED_AT_ONCE, EventLogWriter, event_line, read_events
+from everbatch.base.event_lines import event_line
+from everbatch.base.eventlog import DIGESTED_AT_ONCE, EventLogWriter, read_events
 from everbatch.base.events import (
     Admitted,
     Arrived,
+    Decoding,
+    Deferred,
+    Finished,
     Preempted,
     QuietSteps,
+    Rejected,
+    SampleFinished,
     StepChange,
+    StepFailed,
     StepRan,
     StepsRan,
 )
@@ -67,14 +74,26 @@ def test_quiet_steps_told_together_are_those_told_one_by_one():
         Arrived(0, 'a "b" \\', 3, 4, 0, "tenant\n", 1),
         Arrived(0, "ö", 3, 4, -1, "", 2),
         Preempted(1, 2, "a", None, 3, 4),
+        Preempted(1, 2, "a", 5, 3, 4, "swap", 7, 8, "b", 9),
         Admitted(1, 2, "a", 0, 3, 4, 4, resumed=True),
+        Admitted(1, 2, "a", 0, 3, 4, 4, resumed=False),
+        Decoding(1, 2, "a", emitted=True),
+        Decoding(1, 2, "ä", emitted=False),
+        Deferred(1, 2, "a", "kv_budget", 3, 4),
+        Deferred(1, 2, "a", "behind_head", 3, 4, "the first", 5, 6, 7),
+        Finished(1, 2, "a", "stop", 3, 4, 5, 6),
+        Finished(1, 2, "a", "error", 3, 4, 5, 6, "broken: ü"),
+        SampleFinished(1, 2, "a/0", "stop", 3, 4, 5, 6),
+        Rejected(1, "a", 3, 4, "queue_full", 5, 6),
+        StepFailed(1, 2, "no memory"),
     ],
 )
-def test_lines_made_the_quick_way_are_those_of_json(event):
-    assert json.loads(event_line(event)) == json.loads(
-        json.dumps({"event": event.kind, **asdict(event)})
+def test_the_line_of_an_event_is_that_of_its_json(event):
+    facts = {"event": event.kind, **asdict(event)}
+
+    assert event_line(event) == (
+        json.dumps(facts, separators=(",", ":"), ensure_ascii=False) + "\n"
     )
-    assert event_line(event).endswith("}\n")
 
 
 @pytest.mark.parametrize("place", range(6))
@@ -129,9 +148,11 @@ def test_the_line_of_a_step_is_that_of_its_json(step):
 
 
 def test_the_digest_is_that_of_the_body_however_many_lines():
-    events = [busy_step(number) for number in range(2 * DIGESTED_AT_ONCE + 7)]
+    num_lines = 2 * DIGESTED_AT_ONCE // len(event_line(busy_step(1))) + 7
 
-    body, digest = write(*events)
+    body, digest = write(*map(busy_step, range(num_lines)))
+
+    assert len(body) > 2 * DIGESTED_AT_ONCE
     assert digest == sha256(body.encode()).hexdigest()
 
 
