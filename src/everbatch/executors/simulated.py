@@ -40,7 +40,7 @@ class OneTick(TokensAlone):
         return 1
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class SimulatedText:
     """A request's token ids, prompt and outputs, piece by piece; 32-bit integers.
 

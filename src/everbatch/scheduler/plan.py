@@ -3,7 +3,8 @@
 Belongs here: plain integers, all that an executor needs, described for whoever writes one. The
 decode set persists on both sides: a plan names who joins and who leaves, not who stays, so that a
 step costs what changed in it. Slots name requests: a request keeps its slot from admission until it
-finishes or is preempted.
+finishes or is preempted. Nobody changes a plan once it is written, nor what is in it, though nothing
+is frozen: making a frozen object takes several times as long.
 
 An executor carries out a plan in this order: `preempted` (keep their tokens), `released` (forget
 the slot, leave the decode set), `restated` (slots that it had to forget), `left` (out of the decode
@@ -13,7 +14,7 @@ prefill chunks first, then the decode set.
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class DeferReason(Enum):
@@ -37,8 +38,7 @@ class DeferReason(Enum):
     KV_BUDGET = "kv_budget"
 
 
-@dataclass(slots=True, frozen=True)
-class Deferral:
+class Deferral(NamedTuple):
     """A reason with its numbers: slots, tokens or blocks, as the reason says."""
 
     reason: DeferReason
@@ -48,7 +48,7 @@ class Deferral:
     """Whose obstacle it is, where it is not the request's own."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Admission:
     """A request takes a slot: for the first time, or again after preemption.
 
@@ -69,7 +69,7 @@ class Admission:
     """Which sample of a request with n > 1; each has a slot of its own."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class PrefillChunk:
     """Tokens [start, start + count) of a request's prompt or history, computed in this step."""
 

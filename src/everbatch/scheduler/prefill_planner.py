@@ -4,7 +4,6 @@ Works on a draft, inside the pools' transactions; changes no request. Called by 
 """
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from everbatch.scheduler.admission import chunk_blocks, chunk_size
 from everbatch.scheduler.backfill import SafeBackfill
@@ -92,9 +91,9 @@ class PrefillPlanner:
                 # Who has begun is not overtaken, though the head may need fewer blocks.
                 draft.head = queue.peek(self._step)
                 assert draft.head is not None
-                shared = replace(draft.deferred[request], behind=request.label)
+                shared = draft.deferred[request]._replace(behind=request.label)
                 draft.deferred[draft.head] = shared
-                self._end_scan(draft, shared)
+                self._end_scan(draft, request, shared)
                 return
         draft.num_promised_blocks = sum(
             self._blocks.still_needed(draft, request) for request in self._state.prefilling
@@ -108,7 +107,7 @@ class PrefillPlanner:
                 continue
             self._grants.defer(draft, request, obstacle)
             if self._scan_is_over(draft):
-                self._end_scan(draft, replace(obstacle, behind=request.label))
+                self._end_scan(draft, request, obstacle)
                 return
 
     def admit_only(self, draft: Draft, group: Collection[Request]) -> None:
@@ -217,7 +216,7 @@ class PrefillPlanner:
         slots_left = len(self._state.free_slots) - draft.num_slots_taken
         return budget_left <= 0 or slots_left <= 0 or self._pool.num_allocatable == 0
 
-    def _end_scan(self, draft: Draft, obstacle: Deferral) -> None:
-        """Note why the scan ended; with greedy backfill that is why the others wait."""
+    def _end_scan(self, draft: Draft, request: Request, obstacle: Deferral) -> None:
+        """Note whose obstacle ended the scan; with greedy backfill that is why the others wait."""
         if self._config.backfill == "greedy":
-            draft.rest_of_queue = obstacle
+            draft.rest_of_queue = obstacle._replace(behind=request.label)

@@ -54,18 +54,20 @@ class Segment(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompt:
-    """A prompt: its segments in order, or its token ids as they are."""
+    """A prompt: its segments in order, or its token ids as they are. Nobody changes one."""
 
     num_tokens: int
     segments: tuple[Segment, ...] = ()
     token_ids: "array[int] | None" = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestSpec:
     """One request. Times are in the clock's own integers; `position` is its place in the file.
+
+    Nobody changes one, though it is not frozen: making a frozen one takes several times as long.
 
     `output_tokens` is where the model ends by itself, end token included: only the executor knows.
     """
