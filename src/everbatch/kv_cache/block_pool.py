@@ -54,15 +54,15 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks that hold reusable content and have no reader."""
-        return len(self._lru)
+        return self._lru.count
 
     @property
     def num_allocatable(self) -> int:
-        return len(self._free) + len(self._lru)
+        return len(self._free) + self._lru.count
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free) - len(self._lru)
+        return self.num_blocks - len(self._free) - self._lru.count
 
     def begin(self) -> None:
         """Open a transaction; there is one at a time."""
@@ -87,10 +87,10 @@ class BlockPool:
         None, and nothing is taken, if fewer are allocatable. O(count). The blocks have one reader
         and no content.
         """
-        if count > len(self._free) + len(self._lru):
-            return None
         free = self._free
         num_free = len(free)
+        if count > num_free + self._lru.count:
+            return None
         if count <= num_free:
             blocks = free[num_free - count :]
             blocks.reverse()
@@ -160,6 +160,14 @@ class BlockPool:
         indexed, else free.
         """
         ref_counts, contents, journal = self._ref_counts, self._contents, self._journal
+        if journal is None and contents.keys().isdisjoint(blocks):
+            # Most often nobody else reads any of them: then they go together, twice as fast.
+            num_readers = [ref_counts[block] for block in blocks]
+            if num_readers.count(1) == len(blocks):
+                for block in blocks:
+                    ref_counts[block] = 0
+                self._free.extend(reversed(blocks))
+                return
         add_free = self._free.append
         for block in reversed(blocks):
             ref_counts[block] = num_left = ref_counts[block] - 1

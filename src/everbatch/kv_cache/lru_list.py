@@ -15,10 +15,7 @@ class LruList:
         self._end = capacity
         self._previous = list(range(capacity + 1))
         self._next = list(range(capacity + 1))
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0
 
     def __iter__(self) -> Iterator[int]:
         """Go from the oldest to the newest."""
@@ -34,14 +31,14 @@ class LruList:
         self._next[block] = self._end
         self._next[last] = block
         self._previous[self._end] = block
-        self._count += 1
+        self.count += 1
 
     def remove(self, block: int) -> int:
         """Take out a block that is in the list; gives its place, for `restore`."""
         before, after = self._previous[block], self._next[block]
         self._next[before] = after
         self._previous[after] = before
-        self._count -= 1
+        self.count -= 1
         return before
 
     def restore(self, block: int, place: int) -> None:
@@ -51,11 +48,11 @@ class LruList:
         self._next[block] = after
         self._next[place] = block
         self._previous[after] = block
-        self._count += 1
+        self.count += 1
 
     def pop_oldest(self) -> int:
         """Take out the oldest; the list must not be empty."""
-        assert self._count > 0
+        assert self.count > 0
         block = self._next[self._end]
         self.remove(block)
         return block

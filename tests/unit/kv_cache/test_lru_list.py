@@ -16,7 +16,7 @@ def test_oldest_comes_first_and_leaves_first():
     assert list(lru) == [3, 0, 5]
     assert lru.pop_oldest() == 3
     assert list(lru) == [0, 5]
-    assert len(lru) == 2
+    assert lru.count == 2
 
 
 def test_blocks_leave_from_anywhere():
@@ -56,9 +56,9 @@ def test_a_block_that_was_added_again_meanwhile_returns_to_its_old_place():
     lru.restore(0, place)
 
     assert list(lru) == [0, 1, 2]
-    assert len(lru) == 3
+    assert lru.count == 3
 
     lru.remove(0)
 
     assert list(lru) == [1, 2]
-    assert [lru.pop_oldest(), lru.pop_oldest(), len(lru)] == [1, 2, 0]
+    assert [lru.pop_oldest(), lru.pop_oldest(), lru.count] == [1, 2, 0]
