@@ -4,8 +4,9 @@ Every figure that a user sees has one source, the event log; this is its running
 Engine for each event; read by the server and by the command line.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from everbatch.base.events import (
     Admitted,
@@ -56,35 +57,23 @@ class EngineMetrics:
 
     def __init__(self) -> None:
         self._sums = EngineStats()
+        self._folds: dict[type[Event], Callable[[Any], None]] = {
+            StepRan: self._fold_step,
+            QuietSteps: self._fold_quiet,
+            Arrived: self._fold_arrived,
+            Rejected: self._fold_rejected,
+            Admitted: self._fold_admitted,
+            Preempted: self._fold_preempted,
+            Finished: self._fold_finished,
+        }
 
     def fold(self, events: Iterable[Event]) -> None:
         """Count events."""
-        sums = self._sums
+        folds = self._folds
         for event in events:
-            match event:
-                case StepRan():
-                    sums.num_steps += 1
-                    sums.scheduled_tokens += event.tokens
-                    sums.generation_tokens += event.emitted
-                case QuietSteps():
-                    sums.num_steps += event.count
-                    sums.scheduled_tokens += event.count * event.decodes
-                    sums.generation_tokens += event.count * event.decodes
-                case Arrived():
-                    sums.num_arrived += 1
-                case Rejected():
-                    sums.num_rejected += 1
-                case Admitted(resumed=False):
-                    sums.prompt_tokens += event.prompt_tokens
-                    sums.prefix_cache_queries += event.prompt_tokens
-                    sums.prefix_cache_hits += event.cached_tokens
-                case Preempted() if event.slot is not None:
-                    sums.num_preemptions += 1
-                case Finished():
-                    sums.num_finished[event.reason] = sums.num_finished.get(event.reason, 0) + 1
-                    sums.recomputed_tokens += event.recomputed_tokens
-                case _:
-                    pass
+            fold = folds.get(type(event))
+            if fold is not None:
+                fold(event)
 
     def fold_steps(self, steps: StepsRan) -> None:
         """Count steps that are told together."""
@@ -92,6 +81,39 @@ class EngineMetrics:
         self._sums.num_steps += count
         self._sums.scheduled_tokens += count * steps.decodes
         self._sums.generation_tokens += count * steps.decodes
+
+    def _fold_step(self, event: StepRan) -> None:
+        sums = self._sums
+        sums.num_steps += 1
+        sums.scheduled_tokens += event.tokens
+        sums.generation_tokens += event.emitted
+
+    def _fold_quiet(self, event: QuietSteps) -> None:
+        sums = self._sums
+        sums.num_steps += event.count
+        sums.scheduled_tokens += event.count * event.decodes
+        sums.generation_tokens += event.count * event.decodes
+
+    def _fold_arrived(self, event: Arrived) -> None:
+        self._sums.num_arrived += 1
+
+    def _fold_rejected(self, event: Rejected) -> None:
+        self._sums.num_rejected += 1
+
+    def _fold_admitted(self, event: Admitted) -> None:
+        if not event.resumed:
+            sums = self._sums
+            sums.prompt_tokens += event.prompt_tokens
+            sums.prefix_cache_queries += event.prompt_tokens
+            sums.prefix_cache_hits += event.cached_tokens
+
+    def _fold_preempted(self, event: Preempted) -> None:
+        self._sums.num_preemptions += event.slot is not None
+
+    def _fold_finished(self, event: Finished) -> None:
+        sums = self._sums
+        sums.num_finished[event.reason] = sums.num_finished.get(event.reason, 0) + 1
+        sums.recomputed_tokens += event.recomputed_tokens
 
     def stats(self, **gauges: int) -> EngineStats:
         """Give the sums so far together with the gauges handed in."""

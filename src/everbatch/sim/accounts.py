@@ -7,8 +7,9 @@ part of each request, a record goes when its request ends. Called by the run loo
 summary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from everbatch.base.events import (
     Admitted,
@@ -85,6 +86,17 @@ class Accounts:
         self._pass_end_before = 0
         """That of the pass before the last one."""
         self._longest_gaps = LongestGaps() if "itl" in goals else None
+        self._is_meanwhile = False
+        """Whether what is told now happened while a step ran, of which was told just before."""
+        self._folds: dict[type[Event], Callable[[Any], None]] = {
+            StepRan: self._fold_step,
+            Admitted: self._fold_admitted,
+            Decoding: self._fold_decoding,
+            Finished: self._fold_finished,
+            SampleFinished: self._fold_ended,
+            Preempted: self._fold_preempted,
+            Arrived: self._fold_arrived,
+        }
 
     def expect(self, spec: RequestSpec) -> None:
         """A request is known, and has perhaps not come yet."""
@@ -93,29 +105,12 @@ class Accounts:
 
     def fold(self, events: Iterable[Event]) -> None:
         """Count events, in order."""
-        was_meanwhile = False
+        self._is_meanwhile = False
+        folds = self._folds
         for event in events:
-            match event:
-                case StepRan():
-                    self._fold_step(event)
-                    was_meanwhile = True
-                case Admitted():
-                    self._fold_admitted(event)
-                case Decoding(emitted=True):
-                    record = self._streams[event.id]
-                    record.first_token_at = record.last_token_at = event.t
-                case Finished() | SampleFinished():
-                    if was_meanwhile and event.reason in DROPPING:
-                        self._drop_last_token(self._streams[event.id])
-                    self._fold_finished(event)
-                    if isinstance(event, Finished):
-                        self._end(self.records[event.id])
-                case Preempted():
-                    self._fold_preempted(event)
-                case Arrived():
-                    self._fold_arrived(event)
-                case _:
-                    pass
+            fold = folds.get(type(event))
+            if fold is not None:
+                fold(event)
 
     def fold_steps(self, steps: StepsRan) -> None:
         """Count steps that are told together."""
@@ -197,7 +192,8 @@ class Accounts:
 
     def _end(self, record: RequestRecord) -> None:
         """A request has ended: its figures are final."""
-        record.sum_up()
+        if record.samples:
+            record.sum_up()
         self._ended.add(record, map(self._times_of, record.streams), self.goals)
         self._recomputed_tokens += record.recomputed_tokens
         self._output_tokens += record.output_tokens
@@ -234,6 +230,7 @@ class Accounts:
         counters.busy_time += event.t - event.start
         counters.useful_tokens += event.emitted
         counters.scheduled_tokens += event.tokens
+        self._is_meanwhile = True
 
     def _fold_blocks(self, steps: StepsRan) -> None:
         """Count for how long blocks were held, those taken meanwhile from their steps on."""
@@ -276,8 +273,21 @@ class Accounts:
         record.preempted_at = event.t
         self.counters.num_preemptions += 1
 
-    def _fold_finished(self, event: Finished | SampleFinished) -> None:
+    def _fold_decoding(self, event: Decoding) -> None:
+        if event.emitted:
+            record = self._streams[event.id]
+            record.first_token_at = record.last_token_at = event.t
+
+    def _fold_finished(self, event: Finished) -> None:
+        self._fold_ended(event)
+        reasons = self.counters.num_finished
+        reasons[event.reason] = reasons.get(event.reason, 0) + 1
+        self._end(self.records[event.id])
+
+    def _fold_ended(self, event: Finished | SampleFinished) -> None:
         record = self._streams[event.id]
+        if self._is_meanwhile and event.reason in DROPPING:
+            self._drop_last_token(record)
         self._stop_decoding(record)
         self._end_preempted_wait(record, event.t)
         if event.output_tokens and record.first_token_at is None and not record.samples:
@@ -287,9 +297,6 @@ class Accounts:
         record.finished_at = event.t
         record.output_tokens = event.output_tokens
         record.recomputed_tokens = event.recomputed_tokens
-        if isinstance(event, Finished):
-            reasons = self.counters.num_finished
-            reasons[event.reason] = reasons.get(event.reason, 0) + 1
 
     def _drop_last_token(self, record: RequestRecord) -> None:
         """Take back that a stream which decodes got a token of the last pass."""

@@ -19,7 +19,7 @@ class World:
         self._departures = Departures(scenario.faults, scenario.run.seed)
         self.next_arrival = self._source.peek()
         """The time of the next arrival that is known; None: nobody, or nobody until one ends."""
-        self._aborts: list[tuple[int, int, str]] = []
+        self.leaving: list[tuple[int, int, str]] = []
         """A heap of (time, rank, id) of those who have come and will leave."""
 
     def arrivals(self, now: int) -> Iterator[RequestSpec]:
@@ -29,19 +29,15 @@ class World:
             self.next_arrival = self._source.peek()
             rank = spec.position if spec.abort_rank is None else spec.abort_rank
             if spec.abort_at is not None:
-                heappush(self._aborts, (max(spec.abort_at, spec.arrival), rank, spec.id))
+                heappush(self.leaving, (max(spec.abort_at, spec.arrival), rank, spec.id))
             for moment in self._departures.of(spec):
-                heappush(self._aborts, (moment, rank, spec.id))
+                heappush(self.leaving, (moment, rank, spec.id))
             yield spec
 
     def aborts(self, now: int) -> Iterator[str]:
         """Give who has left by now, among those who have come."""
-        while self._aborts and self._aborts[0][0] <= now:
-            yield heappop(self._aborts)[2]
-
-    @property
-    def has_aborts(self) -> bool:
-        return bool(self._aborts)
+        while self.leaving and self.leaving[0][0] <= now:
+            yield heappop(self.leaving)[2]
 
     def ended(self, request_id: str, now: int, *, served: bool) -> None:
         """A request has ended, or was refused: that may bring its client's next, or a retry."""

@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from everbatch.base.errors import ConfigError
 from everbatch.base.units import NS_PER_S
@@ -78,8 +79,7 @@ class Latencies:
         self.num_good += all(reached[name] <= goal for name, goal in goals.items())
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTimes:
+class StreamTimes(NamedTuple):
     """Of one stream of tokens: mean time between two, and the longest."""
 
     tpot: float | None

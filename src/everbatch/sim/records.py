@@ -44,7 +44,7 @@ class RequestRecord:
     @property
     def streams(self) -> "list[RequestRecord]":
         """Those under whose ids tokens come: the samples, or the request itself."""
-        return list(self.samples.values()) or [self]
+        return list(self.samples.values()) if self.samples else [self]
 
     @property
     def ttft(self) -> int | None:

@@ -141,7 +141,7 @@ class SimulatedRun:
             now = clock.now_ns()
             if world.next_arrival is not None and world.next_arrival <= now:
                 self._arrive(now)
-            if world.has_aborts:
+            if world.leaving:
                 self._leave(now)
             if self._points and self._points[-1] <= now:
                 # Nobody plans at the horizon, but deadlines pass there too.
@@ -225,7 +225,7 @@ class SimulatedRun:
 
     def _step(self) -> None:
         """Let the engine decide and run one step, or learn why it cannot."""
-        result = self.engine.step(self._left_meanwhile if self._world.has_aborts else None)
+        result = self.engine.step(self._left_meanwhile if self._world.leaving else None)
         self._take(result.events)
         self._tell_world(result)
         if result.error is not None:
@@ -258,8 +258,9 @@ class SimulatedRun:
 
     def _leap(self) -> bool:
         """Let steps go by that need no plan, until somebody comes or leaves; gives if any did."""
-        if self._world.has_aborts:
-            # Who leaves in the middle of a pass loses its token: such a pass has to be seen.
+        if self.engine.scheduler.has_events or self._world.leaving:
+            # Somebody has just come, or leaves perhaps in the middle of a pass and loses its token:
+            # such a pass has to be seen.
             return False
         self._leap_until, start = self._next_event(), self._clock.now_ns()
         if self._leap_until <= start:
@@ -286,12 +287,14 @@ class SimulatedRun:
 
     def _next_event(self) -> int:
         """Give the time from which on something besides steps may be due."""
-        times = [self._points[-1]] if self._points else []
-        if self._world.next_arrival is not None:
-            times.append(self._world.next_arrival)
+        arrival, time = self._world.next_arrival, NEVER
+        if arrival is not None:
+            time = arrival
+        if self._points and self._points[-1] < time:
+            time = self._points[-1]
         if deadlines := self.engine.scheduler.state.deadlines:
-            times.append(deadlines[0][0] + 1)
-        return min(times, default=NEVER)
+            time = min(time, deadlines[0][0] + 1)
+        return time
 
     def _tell_world(self, result: StepResult) -> None:
         for request_id, reason in result.finished:
@@ -334,7 +337,7 @@ class SimulatedRun:
         num_empty = len(state.free_slots)
         if state.released_slots:
             # Slots that were given back at the end of the step were held during it.
-            num_empty -= sum(slot not in state.masked for slot in state.released_slots)
+            num_empty -= sum([slot not in state.masked for slot in state.released_slots])
         duration = self._clock.now_ns() - plan.start_ns
         counters.held_slot_time += (self._scenario.engine.max_num_seqs - num_empty) * duration
         counters.used_block_time += self._used_blocks * duration
@@ -346,6 +349,8 @@ class SimulatedRun:
         An empty slot is blamed on a request that could have taken it: as many as waited have the
         reason of the first that waits; for the others there was nobody.
         """
+        if not num_empty:
+            return
         state = self.engine.scheduler.state
         num_waiting = min(num_empty, state.num_waiting)
         self.accounts.note_idle(QUEUE_EMPTY, (num_empty - num_waiting) * num_steps)
@@ -383,7 +388,8 @@ class _WatchedExecutor:
     def execute(self, plan: StepPlan) -> StepOutcome:
         self._run.about_to_run(plan)
         outcome = self._executor.execute(plan)
-        self._failures.end_pass(plan.start_ns)
+        if self._failures:
+            self._failures.end_pass(plan.start_ns)
         return outcome
 
     def reset(self) -> None:

@@ -7,7 +7,7 @@ clock of steps, seconds on the others. Pure: reads accounts, changes nothing. Ca
 at reporting points.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -162,8 +162,9 @@ def _goodput(accounts: Accounts, latencies: Latencies, unit: TimeUnit) -> dict[s
     }
 
 
-def _written(times: dict[str, float | None], unit: TimeUnit) -> dict[str, float | None]:
-    return {name: None if time is None else unit.written(time) for name, time in times.items()}
+def _written(times: Mapping[str, float | None], unit: TimeUnit) -> dict[str, float | None]:
+    written = unit.written
+    return {name: None if time is None else written(time) for name, time in times.items()}
 
 
 def _entry(record: RequestRecord, now: int, unit: TimeUnit) -> dict[str, Any]:
@@ -201,4 +202,4 @@ def _seconds(record: RequestRecord, now: int, unit: TimeUnit) -> dict[str, float
         "queue_wait_s": started - record.spec.arrival if started is not None else None,
         "preempted_wait_s": record.waited_preempted(now),
     }
-    return {name: None if time is None else unit.written(time) for name, time in times.items()}
+    return _written(times, unit)
