@@ -62,8 +62,7 @@ def refusal(
     if max_tokens < 1:
         message = f"max_tokens is {max_tokens:,}, it must be at least 1"
         return Rejection(RejectReason.MAX_TOKENS, message, 1, max_tokens)
-    total, tokens = num_prompt_tokens + max_tokens, counted(num_prompt_tokens, "token")
-    if total > config.context_limit:
+    if num_prompt_tokens + max_tokens > config.context_limit:
         return _over_context(num_prompt_tokens, max_tokens, config)
     if num_samples > config.max_num_seqs:
         limit = config.max_num_seqs
@@ -74,6 +73,7 @@ def refusal(
         return Rejection(RejectReason.SEQUENCE_BUDGET, message, num_samples, limit)
     needed = blocks_for_life(num_prompt_tokens, max_tokens, config.block_size, num_samples)
     if needed > config.num_blocks:
+        tokens = counted(num_prompt_tokens, "token")
         samples = f" in {num_samples:,} samples" if num_samples > 1 else ""
         message = (
             f"prompt of {tokens} and max_tokens {max_tokens:,}{samples} need {needed:,} KV blocks "
@@ -82,7 +82,7 @@ def refusal(
         )
         return Rejection(RejectReason.KV_POOL, message, needed, config.num_blocks)
     if not config.enable_chunked_prefill and num_prompt_tokens > config.max_num_batched_tokens:
-        limit = config.max_num_batched_tokens
+        limit, tokens = config.max_num_batched_tokens, counted(num_prompt_tokens, "token")
         message = (
             f"prompt has {tokens}, max_num_batched_tokens is {limit:,} and "
             "chunked prefill is off: shorten it, raise max_num_batched_tokens or switch "

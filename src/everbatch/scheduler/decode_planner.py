@@ -35,9 +35,9 @@ class DecodePlanner:
         """Let at most `limit` requests decode; gives those whom the limit held back, in turn."""
         state = self._state
         held_back: list[Request] = []
-        if len(state.decodes) + len(state.idle_decodes) > limit:
+        if len(state.decodes.members) + len(state.idle_decodes) > limit:
             held_back = self._rotate(draft, limit)
-        else:
+        elif state.idle_decodes:
             draft.joined = dict.fromkeys(sorted(state.idle_decodes, key=by_admission))
         self._place_needing(draft)
         return held_back
@@ -59,9 +59,10 @@ class DecodePlanner:
     def _place_needing(self, draft: Draft) -> None:
         """Count who decodes, and give a block to each whose last one is full."""
         state = self._state
-        draft.num_decodes = len(state.decodes) - len(draft.left) + len(draft.joined)
+        members = state.decodes.members
+        draft.num_decodes = len(members) - len(draft.left) + len(draft.joined)
         # Whoever was aborted or preempted since the last step is still in `due`.
-        needing = [r for r in state.due if r in state.decodes and r not in draft.left]
+        needing = [r for r in state.due if r in members and r not in draft.left]
         needing += [r for r in draft.joined if self._is_full(r) or self._shares_tail(r)]
         if needing:
             needing.sort(key=by_admission)
@@ -187,7 +188,7 @@ class DecodePlanner:
             self._state.pool.release([block])
 
     def _any_shared(self, requests: list[Request]) -> bool:
-        return any(request.group is not None for request in requests)
+        return bool(self._state.groups) and any(r.group is not None for r in requests)
 
     def _is_full(self, request: Request) -> bool:
         """Whether the next token needs a new block."""

@@ -21,6 +21,8 @@ class DecodeSet:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._joined_at: dict[Request, int] = {}
+        self.members = self._joined_at.keys()
+        """A view of them: what is `in` it is found without a call in Python."""
         self._full_at: _Calendar = {}
         self._ends_at: _Calendar = {}
         self._first_end: int | None = None
@@ -59,18 +61,11 @@ class DecodeSet:
 
     def leave(self, request: Request) -> int:
         """Take a member out; gives what `progress` gave."""
-        progress = self.progress(request)
-        for calendar, step in (
-            (self._full_at, self._next_full(request)),
-            (self._ends_at, self._end(request)),
-        ):
-            due = calendar.get(step)
-            if due is not None:
-                due.pop(request, None)
-                if not due:
-                    del calendar[step]
+        end, next_full = self._end(request), self._next_full(request)
+        progress = self.num_steps - self._joined_at.pop(request)
+        _strike_out(self._full_at, next_full, request)
+        _strike_out(self._ends_at, end, request)
         self._first_end = None
-        del self._joined_at[request]
         return progress
 
     def filling(self) -> Iterable[Request]:
@@ -127,3 +122,12 @@ class DecodeSet:
 
     def _end(self, request: Request) -> int:
         return self._joined_at[request] + request.max_tokens - request.num_output_tokens
+
+
+def _strike_out(calendar: _Calendar, step: int, request: Request) -> None:
+    """Take a request out of what falls due with a step, if it is still to come."""
+    due = calendar.get(step)
+    if due is not None:
+        due.pop(request, None)
+        if not due:
+            del calendar[step]

@@ -25,7 +25,7 @@ class DraftChunk:
     @classmethod
     def of(cls, request: Request, start: int, count: int) -> "DraftChunk":
         completes = start + count == request.prefill_target
-        return cls(start, count, completes, emits=completes and not request.is_rebuilding)
+        return cls(start, count, completes, completes and not request.is_rebuilding)
 
 
 class YieldKind(Enum):

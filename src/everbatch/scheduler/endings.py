@@ -94,7 +94,7 @@ class Endings:
     def settle(self, request: Request) -> None:
         """Take a member out of the decode set and bring its counters up to date."""
         state = self._state
-        if request not in state.decodes:
+        if request not in state.decodes.members:
             return
         ran = state.decodes.leave(request)
         request.num_computed_tokens += ran
@@ -128,7 +128,8 @@ class Endings:
 
     def release_blocks(self, request: Request) -> None:
         """Take all its blocks from a request."""
-        self._state.pool.release(request.block_table)
+        if request.block_table:
+            self._state.pool.release(request.block_table)
         if request.chain is not None:
             self._state.pool.forget_entries(request.chain)
         request.block_table = []
@@ -199,10 +200,11 @@ class Endings:
         self.settle(request)
         if request.chain is not None and reason is not FinishReason.ERROR and request.block_table:
             self.register_full(request, request.num_computed_tokens // self._config.block_size)
-        if request in state.policy.queue:
+        if request.slot is None and request in state.policy.queue:
             self.dequeue(request)
         self.give_back_slot(request, masked=self._config.batching == "static")
-        self._unmask()
+        if state.masked:
+            self._unmask()
         self._deferrals.forget(request)
         self.release_blocks(request)
         self.release_host_blocks(request)
@@ -214,23 +216,23 @@ class Endings:
         self._report_end(request, reason, now_ns)
 
     def _report_end(self, request: Request, reason: FinishReason, now_ns: int) -> None:
-        state = self._state
-        facts = {
-            "t": now_ns,
-            "step": state.decodes.num_steps,
-            "id": request.id,
-            "reason": reason.value,
-            "output_tokens": request.num_output_tokens,
-            "cached_tokens": request.num_cached_tokens or 0,
-            "recomputed_tokens": request.num_recomputed_tokens,
-            "preemptions": request.num_preemptions,
-            "message": request.message,
-        }
-        group = request.group
+        state, group = self._state, request.group
+        kind = Finished if group is None else SampleFinished
+        self._events.append(
+            kind(
+                now_ns,
+                state.decodes.num_steps,
+                request.id,
+                reason.value,
+                request.num_output_tokens,
+                request.num_cached_tokens or 0,
+                request.num_recomputed_tokens,
+                request.num_preemptions,
+                request.message,
+            )
+        )
         if group is None:
-            self._events.append(Finished(**facts))  # type: ignore[arg-type]
             return
-        self._events.append(SampleFinished(**facts))  # type: ignore[arg-type]
         group.samples.remove(request)
         group.ended.append(request)
         if state.rights is not None and group.samples:
@@ -243,7 +245,7 @@ class Endings:
     def _unmask(self) -> None:
         """Empty the masked slots once the last member of a static batch has ended."""
         state = self._state
-        if state.masked and state.num_running == 0:
+        if state.num_running == 0:
             for slot in state.masked:
                 heappush(state.free_slots, slot)
                 if slot not in state.released_slots:

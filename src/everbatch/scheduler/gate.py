@@ -26,6 +26,7 @@ class AdmissionGate:
         self._blocks = blocks
         self.counts_rights = state.rights is not None
         """Whether others may have a right to blocks that are free."""
+        self._watermark = config.watermark_blocks
 
     def needed(self, draft: Draft, request: Request, num_held: int, chunk_need: int) -> int:
         """Give the allocatable blocks that admission asks for.
@@ -46,8 +47,8 @@ class AdmissionGate:
             gate = max(chunk_need, self._peak(draft, request, num_held))
         else:
             gate = chunk_need
-        if self._state.num_running > 0 or draft.admitted:
-            gate += config.watermark_blocks
+        if self._watermark and (self._state.num_running > 0 or draft.admitted):
+            gate += self._watermark
         return gate
 
     def whole_life(self, draft: Draft, request: Request, num_held: int) -> int:
@@ -62,6 +63,8 @@ class AdmissionGate:
 
     def available(self, draft: Draft, hits: Sequence[int]) -> int:
         """Count the blocks that an admission may use, the hits it reads not among them."""
+        if not (hits or self.counts_rights):
+            return self._pool.num_allocatable
         return max(0, self._unclaimed(draft, hits))
 
     def missing(self, draft: Draft, request: Request, hits: Sequence[int], chunk_need: int) -> int:

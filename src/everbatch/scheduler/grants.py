@@ -50,7 +50,7 @@ class Grants:
         draft.chunks[request] = DraftChunk.of(request, start, count)
         draft.new_blocks[request] = blocks
         draft.num_chunk_tokens += count
-        if not request.is_rebuilding:
+        if draft.prefill_share and not request.is_rebuilding:
             draft.prefill_share = max(0, draft.prefill_share - count)
 
     def budget_for(self, draft: Draft, request: Request) -> int:

@@ -174,7 +174,8 @@ class Leaps:
     def _needing_blocks(self) -> list[Request]:
         """Give those who decode next and whose last blocks are full."""
         state, block_size = self._state, self._config.block_size
-        needing = [request for request in state.due if request in state.decodes]
+        members = state.decodes.members
+        needing = [request for request in state.due if request in members]
         for request in state.idle_decodes:
             if request.num_computed_tokens == len(request.block_table) * block_size:
                 needing.append(request)

@@ -73,15 +73,16 @@ class Lifecycle:
         state.swapped_out.clear()
         state.handed_over.clear()
         state.must_restate = False
-        # With a normal plan the trials are over: whoever is left could not run alone.
-        del state.trials[: draft.num_tried or len(state.trials)]
+        if state.trials:
+            # With a normal plan the trials are over: whoever is left could not run alone.
+            del state.trials[: draft.num_tried or len(state.trials)]
         for request, hits in draft.admitted.items():
             self._admit(draft, request, hits, plan.step, now_ns)
         self._append_blocks(draft)
         for request in draft.joined:
             self.join(request)
         for request in draft.turns:
-            if request in state.decodes:
+            if request in state.decodes.members:
                 request.turn = state.take_turn()
         state.num_deferred_calls = 0
         self._deferrals.report(draft, plan.step, now_ns)
@@ -90,9 +91,10 @@ class Lifecycle:
         """Count what prefills consumed and emitted; gives those whose first output was the last."""
         ended: list[Request] = []
         for request, chunk in draft.chunks.items():
-            stop = chunk.start + chunk.count
-            again = max(0, min(stop, request.max_computed_tokens) - chunk.start)
-            request.num_recomputed_tokens += again
+            stop, again = chunk.start + chunk.count, 0
+            if request.max_computed_tokens > chunk.start:
+                again = min(stop, request.max_computed_tokens) - chunk.start
+                request.num_recomputed_tokens += again
             request.max_computed_tokens = max(stop, request.max_computed_tokens)
             request.num_computed_tokens = stop
             request.last_served_step = plan.step
@@ -266,7 +268,7 @@ class Lifecycle:
     ) -> None:
         resumed = request.has_started
         self._endings.dequeue(request)
-        back = draft.swapped_in.get(request)
+        back = draft.swapped_in.get(request) if draft.swapped_in else None
         if back is not None:
             self._endings.release_host_blocks(request)
             request.block_table = list(back)
@@ -285,13 +287,13 @@ class Lifecycle:
             prompt_tokens = request.num_prompt_tokens if member is request and first_time else 0
             self._events.append(
                 Admitted(
-                    t=now_ns,
-                    step=step,
-                    id=member.id,
-                    slot=_slot(member),
-                    prompt_tokens=prompt_tokens,
-                    cached_tokens=cached,
-                    computed_tokens=request.num_computed_tokens,
+                    now_ns,
+                    step,
+                    member.id,
+                    _slot(member),
+                    prompt_tokens,
+                    cached,
+                    request.num_computed_tokens,
                     resumed=not first_time,
                 )
             )

@@ -3,8 +3,8 @@
 Belongs here: plain integers, all that an executor needs, described for whoever writes one. The
 decode set persists on both sides: a plan names who joins and who leaves, not who stays, so that a
 step costs what changed in it. Slots name requests: a request keeps its slot from admission until it
-finishes or is preempted. Nobody changes a plan once it is written, nor what is in it, though nothing
-is frozen: making a frozen object takes several times as long.
+finishes or is preempted. Nobody changes a plan once it is written, nor what is in it, though
+nothing is frozen: making a frozen object takes several times as long.
 
 An executor carries out a plan in this order: `preempted` (keep their tokens), `released` (forget
 the slot, leave the decode set), `restated` (slots that it had to forget), `left` (out of the decode

@@ -25,26 +25,17 @@ class PlanWriter:
         state = self._state
         plan = StepPlan(state.decodes.num_steps + 1, now_ns)
         plan.num_decodes, plan.num_tokens = draft.num_decodes, draft.num_tokens
-        plan.masked = list(state.masked)
-        members = _holders(draft.victims) if draft.victims else []
-        plan.preempted = [*state.preempted_slots, *map(_slot, members)]
-        # Its slot knows the prompt alone, so it takes it anew, with what another one computed.
-        moved = [r for r in state.handed_over if r not in draft.victims]
-        if state.must_restate:
-            moved = []
-        plan.released = [*state.released_slots, *map(_slot, members), *map(_slot, moved)]
+        plan.masked += state.masked
+        plan.preempted += state.preempted_slots
+        plan.released += state.released_slots
+        plan.left += map(_slot, draft.left)
+        if draft.victims or state.swapped_out:
+            self._retract(plan, draft)
         if state.must_restate:
             self._restate(plan, draft)
-        else:
-            plan.left = list(map(_slot, draft.left))
-        plan.admitted += [_admission_again(request, 0) for request in moved]
-        plan.swap_out = [pair for _, pairs in state.swapped_out for pair in pairs]
-        plan.swap_out += [pair for way in draft.victims.values() for pair in way.swap_out]
-        slots = self._new_slots(draft)
-        for request, blocks in draft.swapped_in.items():
-            plan.swap_in += zip(request.host_blocks, blocks, strict=True)
-        for request, hits in draft.admitted.items():
-            plan.admitted += self._admissions(draft, request, hits, slots)
+        elif state.handed_over:
+            self._move(plan, draft)
+        slots = self._admit(plan, draft) if draft.admitted else {}
         plan.joined += [_slot_in(request, slots) for request in draft.joined]
         for request, blocks in draft.new_blocks.items():
             if request not in draft.chunks and blocks:
@@ -60,6 +51,23 @@ class PlanWriter:
             )
         return plan
 
+    def _retract(self, plan: StepPlan, draft: Draft) -> None:
+        """Say whose slots are taken from them, and what goes to the host tier."""
+        slots = list(map(_slot, _holders(draft.victims)))
+        plan.preempted += slots
+        plan.released += slots
+        plan.swap_out += [pair for _, pairs in self._state.swapped_out for pair in pairs]
+        plan.swap_out += [pair for way in draft.victims.values() for pair in way.swap_out]
+
+    def _move(self, plan: StepPlan, draft: Draft) -> None:
+        """Give what another sample computed to those who go on with it.
+
+        Such a slot knows the prompt alone, so it takes it anew.
+        """
+        moved = [r for r in self._state.handed_over if r not in draft.victims]
+        plan.released += map(_slot, moved)
+        plan.admitted += [_admission_again(request, 0) for request in moved]
+
     def _restate(self, plan: StepPlan, draft: Draft) -> None:
         """Say again who holds which slot and who decodes, to an executor that has forgotten it."""
         state, decodes = self._state, self._state.decodes
@@ -69,15 +77,20 @@ class PlanWriter:
             for request in sorted(holders, key=by_admission)
         ]
         gone = draft.left, draft.victims
+        plan.left.clear()
         plan.joined = [_slot(r) for r in decodes if not any(r in those for those in gone)]
 
-    def _new_slots(self, draft: Draft) -> dict[Request, int]:
+    def _admit(self, plan: StepPlan, draft: Draft) -> dict[Request, int]:
         """Give each admitted request, and each of its samples, the lowest empty slot."""
-        if not draft.admitted:
-            return {}
-        taking = [m for request in draft.admitted for m in (request, *request.followers)]
         free_slots = list(self._state.free_slots)
-        return {request: heappop(free_slots) for request in taking}
+        slots: dict[Request, int] = {}
+        for request, hits in draft.admitted.items():
+            for member in (request, *request.followers):
+                slots[member] = heappop(free_slots)
+            plan.admitted += self._admissions(draft, request, hits, slots)
+        for request, blocks in draft.swapped_in.items():
+            plan.swap_in += zip(request.host_blocks, blocks, strict=True)
+        return slots
 
     def _admissions(
         self, draft: Draft, request: Request, hits: list[int], slots: dict[Request, int]
@@ -88,13 +101,13 @@ class PlanWriter:
         if back is not None:
             num_cached = request.num_computed_tokens
         own = Admission(
-            slot=slots[request],
-            request_id=request.id,
-            payload=request.payload,
-            num_cached_tokens=num_cached,
-            cached_blocks=blocks,
-            num_output_tokens=request.num_output_tokens,
-            sample=request.sample,
+            slots[request],
+            request.id,
+            request.payload,
+            num_cached,
+            blocks,
+            request.num_output_tokens,
+            request.sample,
         )
         others = [
             Admission(slots[other], other.id, other.payload, 0, (), 0, other.sample)
@@ -134,5 +147,4 @@ def _slot(request: Request) -> int:
 
 
 def _slot_in(request: Request, new_slots: dict[Request, int]) -> int:
-    slot = new_slots.get(request)
-    return _slot(request) if slot is None else slot
+    return new_slots[request] if request.slot is None else request.slot

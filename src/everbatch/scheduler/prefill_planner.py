@@ -86,7 +86,8 @@ class PrefillPlanner:
     def plan_admissions(self, draft: Draft) -> None:
         """Admit from the queue, in which somebody is, until its head does not fit."""
         queue = self._state.policy.queue
-        for request in self._state.prefilling:
+        prefilling = self._state.prefilling
+        for request in prefilling:
             if request in draft.deferred:
                 # Who has begun is not overtaken, though the head may need fewer blocks.
                 draft.head = queue.peek(self._step)
@@ -95,9 +96,9 @@ class PrefillPlanner:
                 draft.deferred[draft.head] = shared
                 self._end_scan(draft, request, shared)
                 return
-        draft.num_promised_blocks = sum(
-            self._blocks.still_needed(draft, request) for request in self._state.prefilling
-        )
+        if prefilling:
+            needs = [self._blocks.still_needed(draft, request) for request in prefilling]
+            draft.num_promised_blocks = sum(needs)
         for request in queue.in_order(self._step, lambda r: granted(draft, r)):
             if draft.head is not None and not self._may_pass(draft, request, draft.head):
                 draft.deferred[request] = BEHIND_HEAD

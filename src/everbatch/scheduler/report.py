@@ -144,13 +144,13 @@ def shortened(message: str) -> str:
 
 def arrived_event(request: Request, num_samples: int, now_ns: int) -> Arrived:
     return Arrived(
-        t=now_ns,
-        id=request.label,
-        prompt_tokens=request.num_prompt_tokens,
-        max_tokens=request.max_tokens,
-        priority=request.priority,
-        tenant=request.tenant,
-        samples=num_samples,
+        now_ns,
+        request.label,
+        request.num_prompt_tokens,
+        request.max_tokens,
+        request.priority,
+        request.tenant,
+        num_samples,
     )
 
 
@@ -173,15 +173,17 @@ def step_event(
 ) -> StepRan:
     """Describe a step that has run; the pool is as its retirements left it."""
     taken = [(request.id, tuple(blocks)) for request, blocks in draft.new_blocks.items() if blocks]
-    taken += [(request.id, tuple(blocks)) for request, blocks in draft.swapped_in.items()]
-    taken += [(request.id, (copy,)) for request, (_, copy) in draft.copies.items()]
+    if draft.swapped_in:
+        taken += [(request.id, tuple(blocks)) for request, blocks in draft.swapped_in.items()]
+    if draft.copies:
+        taken += [(request.id, (copy,)) for request, (_, copy) in draft.copies.items()]
     return StepRan(
-        t=now_ns,
-        step=plan.step,
-        start=plan.start_ns,
-        tokens=draft.num_tokens,
+        now_ns,
+        plan.step,
+        plan.start_ns,
+        tokens=plan.num_tokens,
         emitted=num_emitted,
-        decodes=draft.num_decodes,
+        decodes=plan.num_decodes,
         chunks=tuple([(request.id, c.start, c.count) for request, c in draft.chunks.items()]),
         blocks=tuple(taken),
         joined=tuple([request.id for request in draft.joined]),

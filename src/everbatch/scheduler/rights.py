@@ -20,7 +20,9 @@ from everbatch.scheduler.request import Request, SampleGroup
 def held_blocks(draft: Draft, request: Request) -> int:
     """Count the blocks of a request with what a plan gives it."""
     given = len(draft.admitted.get(request, ())) + len(draft.new_blocks.get(request, ()))
-    return len(request.block_table) + given + len(draft.swapped_in.get(request, ()))
+    if draft.swapped_in:
+        given += len(draft.swapped_in.get(request, ()))
+    return len(request.block_table) + given
 
 
 def blocks_of_life(request: Request, block_size: int) -> int:

@@ -116,9 +116,11 @@ class Scheduler:
     def schedule(self, now_ns: int) -> StepPlan | NothingToRun:
         """Plan the next step. The plan must be applied or rolled back before the next call."""
         assert self._plan is None, "the plan before was neither applied nor rolled back"
-        # Those that came while a plan ran that was rolled back: this is their boundary.
-        self._run_aborts(None, now_ns)
-        self.expire(now_ns)
+        if self._aborts:
+            # Those that came while a plan ran that was rolled back: this is their boundary.
+            self._run_aborts(None, now_ns)
+        if self.state.deadlines:
+            self.expire(now_ns)
         self._begin()
         try:
             draft = self._plan_trial() or self._planner.plan()
@@ -205,7 +207,7 @@ class Scheduler:
         ended_in_prefill = lifecycle.commit_chunks(draft, plan, now_ns)
         place = len(self._events)
         num_dropped = self._finish_step(draft, outcome, ended_in_prefill, now_ns)
-        num_first = sum(1 + len(chunk.followers) for chunk in plan.chunks if chunk.emits)
+        num_first = sum([1 + len(chunk.followers) for chunk in plan.chunks if chunk.emits])
         # The step comes before those whom it ended, but reports the pool as they left it.
         num_emitted = draft.num_decodes + num_first - num_dropped
         event = step_event(draft, plan, self.state.pool, num_emitted, now_ns)
@@ -227,7 +229,7 @@ class Scheduler:
 
     def take_events(self) -> list[Event]:
         """Give the events since the last call."""
-        events = list(self._events)
+        events = self._events[:]
         self._events.clear()
         return events
 
@@ -254,22 +256,20 @@ class Scheduler:
 
     def _refusal(self, request: Request, num_samples: int, now_ns: int) -> Rejection | None:
         state, config = self.state, self.config
-        ids = dict.fromkeys([request.id, *sample_ids(request.id, num_samples)])
+        ids = [request.id]
+        if num_samples > 1:
+            ids += sample_ids(request.id, num_samples)
         taken = [id for id in ids if id in state.requests or id in state.groups]
         if taken:
             message = f"a request with id {taken[0]!r} is being served: use another id"
             return Rejection(RejectReason.DUPLICATE_ID, message, 1, 0)
-        num_prompt = request.num_prompt_tokens
-        rates = state.rates
-        return (
-            refusal(num_prompt, request.max_tokens, config, num_samples)
-            or queue_refusal(
-                num_prompt, state.num_fresh_waiting, state.fresh_waiting_tokens, config
-            )
-            or rate_refusal(
-                request.tenant, rates.recent(request.tenant, now_ns), rates.limit(request.tenant)
-            )
+        num_prompt, tenant, rates = request.num_prompt_tokens, request.tenant, state.rates
+        found = refusal(num_prompt, request.max_tokens, config, num_samples) or queue_refusal(
+            num_prompt, state.num_fresh_waiting, state.fresh_waiting_tokens, config
         )
+        if found is None and rates.limit(tenant):
+            found = rate_refusal(tenant, rates.recent(tenant, now_ns), rates.limit(tenant))
+        return found
 
     def _named(self, request_id: str) -> list[Request]:
         """Give the live requests of that name: one, or the samples of a group."""
@@ -283,8 +283,6 @@ class Scheduler:
 
     def _run_aborts(self, draft: Draft | None, now_ns: int) -> int:
         """Carry out the aborts that came while the step ran; gives the tokens dropped."""
-        if not self._aborts:
-            return 0
         aborts, self._aborts = self._aborts, {}
         return sum(
             self._endings.drop_and_retire(request, draft, reason, now_ns)
@@ -351,7 +349,8 @@ class Scheduler:
         Aborts that came meanwhile go first: what the step sampled for them does not count.
         """
         full, ended = self.state.decodes.advance()
-        num_dropped = self._run_aborts(draft, now_ns)
-        num_dropped += self._lifecycle.retire_failed(draft, outcome, now_ns)
+        num_dropped = self._run_aborts(draft, now_ns) if self._aborts else 0
+        if outcome.failed:
+            num_dropped += self._lifecycle.retire_failed(draft, outcome, now_ns)
         self._lifecycle.finish_step(outcome, (*ended_in_prefill, *ended), full, now_ns)
         return num_dropped

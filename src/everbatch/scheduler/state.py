@@ -99,7 +99,7 @@ class SchedulerState:
     @property
     def num_running(self) -> int:
         """Requests that hold a slot; a masked slot is held by nobody who runs."""
-        members = len(self.decodes) + len(self.idle_decodes)
+        members = len(self.decodes.members) + len(self.idle_decodes)
         return len(self.prefilling) + len(self.following) + members
 
     @property

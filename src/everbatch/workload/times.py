@@ -62,7 +62,7 @@ class TimeUnit:
 
     def written(self, time: float) -> float:
         """Give a time, or a duration, as it stands in results."""
-        return time if self.is_steps else time / self.per_unit
+        return time if self.per_unit == 1 else time / self.per_unit
 
 
 STEPS = TimeUnit("steps", 1)
