@@ -3,13 +3,17 @@
 The burst comes at second 8; "calm" is the run up to there, or the same run without the burst.
 """
 
+import json
+import re
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import pytest
-from command_line import Run, simulate
+from command_line import Run, everbatch, simulate
+
+from everbatch.cli.run_view import seconds
 
 PAGE = Path(__file__).parents[2] / "docs" / "incident.md"
 BURST, END_OF_SHOCK, END = 8, 12, 20
@@ -25,6 +29,10 @@ ROWS = {
     "a slow device instead": ("incident-slow",),
 }
 """The rows of the page's table, and the runs behind them."""
+
+
+def page() -> str:
+    return PAGE.read_text(encoding="utf-8")
 
 
 @cache
@@ -151,5 +159,43 @@ def test_the_page_states_who_has_no_token_at_the_end():
     assert "{} chats of the incident have none, and {} with".format(*lacking) in page()
 
 
-def page() -> str:
-    return PAGE.read_text(encoding="utf-8")
+def test_the_page_states_step_times_by_tokens():
+    runs = [run(name).summary for name in ("incident-calm", "incident", "incident-slow")]
+    means = [
+        {tuple(row["tokens"]): seconds(row["mean"]) for row in told["step_times"]} for told in runs
+    ]
+
+    for first in (128, 4096, 8192):
+        cells = [times.get((first, 2 * first - 1), "–") for times in means]
+        assert f"| {first:,} to {2 * first - 1:,} | {' | '.join(cells)} |" in page()
+
+
+def commands() -> list[str]:
+    return re.findall(r"^    everbatch (.+)$", page(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_page_s_commands_run_as_they_stand(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = everbatch(*command.split())
+
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out
+
+
+@pytest.mark.parametrize("name", ["incident-disconnect", "incident-remedied"])
+def test_a_remedy_is_told_by_what_differs(name):
+    result = json.loads(everbatch("compare", "incident", name, "--json").out)
+    told = {fact["name"]: (fact["a"], fact["b"]) for fact in result["config"]}
+
+    assert result["obstacles"] == []
+    assert told["clients who leave"] == (None, "20 with abort_at, of 370")
+
+
+def test_the_comparison_tells_the_slow_device_by_its_steps_and_names_it():
+    result = json.loads(everbatch("compare", "incident-calm", "incident-slow", "--json").out)
+    figures = {fact["name"]: fact for fact in result["figures"]}
+    steps = figures["step of 128 to 255 tokens"]
+
+    assert result["config"] == [{"name": "faults", "a": None, "b": "slow start 8 end 20 factor 3"}]
+    assert steps["b"] > 3 * steps["a"]

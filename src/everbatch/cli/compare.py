@@ -106,7 +106,7 @@ def _print(a: str, b: str, result: Comparison) -> None:
     console = make_console()
     if result.obstacles:
         names = ", ".join(fact.name for fact in result.obstacles)
-        console.print(f"NOT ALIKE ({names} differ): A = {a}, B = {b}\n")
+        console.print(f"NOT ALIKE ({names} differ): A = {a}, B = {b}\n", soft_wrap=True)
     else:
-        console.print(f"A = {a}, B = {b}\n")
+        console.print(f"A = {a}, B = {b}\n", soft_wrap=True)
     print_comparison(result, console)

@@ -1,11 +1,13 @@
 """Shows people what tells two runs apart, and who pays for it. Called by compare and replay."""
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from everbatch.sim.comparison import Comparison, Difference, Fate
+from everbatch.cli.run_view import seconds
+from everbatch.sim.comparison import LATENCIES, Comparison, Difference, Fate
 
 MAX_ROWS = 20
 WHO_PAYS_IS_NOT_KNOWN = (
@@ -23,7 +25,7 @@ def print_comparison(result: Comparison, console: Console) -> None:
         ("figure", result.figures),
     ):
         if facts:
-            console.print(_table(title, facts))
+            console.print(_table(title, facts, in_seconds=result.in_seconds))
             console.print()
     if not result.has_requests:
         console.print(WHO_PAYS_IS_NOT_KNOWN)
@@ -33,7 +35,8 @@ def print_comparison(result: Comparison, console: Console) -> None:
         ("who gains", "sooner by", result.gaining),
     ):
         if fates:
-            console.print(_fates(title, column, fates[:MAX_ROWS]))
+            unit = ", s" if result.in_seconds else ""
+            console.print(_fates(title, column, unit, fates[:MAX_ROWS]))
         if len(fates) > MAX_ROWS:
             console.print(f"({len(fates) - MAX_ROWS:,} more: --json has all)")
         if fates:
@@ -47,20 +50,26 @@ def print_comparison(result: Comparison, console: Console) -> None:
     )
 
 
-def _table(title: str, facts: list[Difference]) -> Table:
+def _table(title: str, facts: list[Difference], *, in_seconds: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(title)
     for name in ("A", "B", "B - A"):
         table.add_column(name, justify="right")
     for fact in facts:
-        table.add_row(fact.name, _told(fact.a), _told(fact.b), _change(fact.a, fact.b))
+        tell = _told_time if in_seconds and _is_time(fact.name) else _told
+        table.add_row(fact.name, tell(fact.a), tell(fact.b), _change(fact.a, fact.b, tell))
     return table
 
 
-def _fates(title: str, delay: str, fates: list[Fate]) -> Table:
+def _is_time(figure: str) -> bool:
+    kind = figure.partition(" ")[0]
+    return kind in LATENCIES or figure == "duration_s" or figure.startswith("step of ")
+
+
+def _fates(title: str, delay: str, unit: str, fates: list[Fate]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(title)
-    for name in ("first token", "end", delay, "outputs"):
+    for name in (f"first token{unit}", f"end{unit}", f"{delay}{unit}", "outputs"):
         table.add_column(name, justify="right")
     table.add_column("")
     for fate in fates:
@@ -90,11 +99,15 @@ def _told(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
-def _change(a: Any, b: Any) -> str:
+def _told_time(value: float | None) -> str:
+    return "–" if value is None else seconds(value)
+
+
+def _change(a: Any, b: Any, tell: Callable[[Any], str]) -> str:
     numbers = all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in (a, b)
     )
     if not numbers:
         return ""
     change = b - a
-    return f"{'+' if change > 0 else '-'}{_told(abs(change))}"
+    return f"{'+' if change > 0 else '-'}{tell(abs(change))}"

@@ -182,7 +182,7 @@ def _print(
     times = "recorded step times" if clock is None else f"the clock of {clock}"
     a = f"as recorded, {times if settings else 'recorded step times'}"
     b = f"{' '.join(settings) or 'as recorded'}, {times}"
-    console.print(f"\nA = {a}; B = {b}\n")
+    console.print(f"\nA = {a}; B = {b}\n", soft_wrap=True)
     print_comparison(comparison, console)
 
 

@@ -77,12 +77,18 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
     for note in filter(None, notes):
         console.print(note, soft_wrap=True)
     console.print(_figures(summary))
-    console.print()
-    console.print(_latencies(summary))
+    if any(summary[name]["mean"] is not None for name in LATENCIES):
+        console.print()
+        console.print(_latencies(summary))
+    if len(summary["step_times"] or ()) > 1:
+        console.print()
+        console.print(_step_times(summary["step_times"]))
     if len(summary["horizons"]) > 1:
         console.print()
         console.print(_horizons(summary))
-    if summary["steps"] <= MAX_TIMELINE_STEPS:
+    if not summary["steps"]:
+        console.print("\nnothing ran")
+    elif summary["steps"] <= MAX_TIMELINE_STEPS:
         _print_timeline(timeline, summary["steps"], slots, console)
     else:
         console.print(
@@ -125,13 +131,13 @@ def seconds(value: float | None) -> str:
     if value is None:
         return ""
     if value and abs(value) < 1:
-        return f"{value * 1e3:,.3g} ms" if abs(value) < 0.1 else f"{value * 1e3:,.0f} ms"
+        return f"{value * 1e3:,.0f} ms" if abs(value) >= 0.09995 else f"{value * 1e3:#.3g} ms"
     return f"{value:,.2f} s"
 
 
 def moment(value: float | None) -> str:
-    """Write a moment, or a duration beside moments, for people; nothing for none."""
-    return "" if value is None else f"{value:,.3f} s"
+    """Write a moment, or a duration beside moments, in seconds; nothing for none."""
+    return "" if value is None else f"{value:,.3f}"
 
 
 def _figures(summary: Summary) -> Table:
@@ -149,8 +155,8 @@ def figure_rows(summary: Summary) -> list[tuple[str, str]]:
     return [
         (
             "useful tokens",
-            f"{summary['useful_tokens']:,} of {iterations:,} slot iterations "
-            f"({percent(summary['slot_occupancy'])})",
+            f"{summary['useful_tokens']:,} of {iterations:,} slot iterations"
+            + (f" ({percent(summary['slot_occupancy'])})" if iterations else ""),
         ),
         *_rates(summary),
         ("masked", f"{summary['masked_slot_iterations']:,} slot iterations"),
@@ -184,7 +190,7 @@ def _rates(summary: Summary) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     rates, goodput = summary["throughput"], summary["goodput"]
     occupancy = summary["time_occupancy"]
-    if rates is not None:
+    if rates is not None and summary["duration_s"]:
         rows += [
             (
                 "throughput",
@@ -231,6 +237,18 @@ def _latencies(summary: Summary) -> Table:
     return table
 
 
+def _step_times(rows: list[dict[str, Any]]) -> Table:
+    """Show how long steps took by their tokens: long ones of many, or of as many as before."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("tokens of a step", "steps", "mean time"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        first, last = row["tokens"]
+        tokens = f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        table.add_row(tokens, f"{row['steps']:,}", seconds(row["mean"]))
+    return table
+
+
 def _horizons(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     # Each row is another run, which stops there: its point may lie beyond this one's end.
@@ -251,11 +269,13 @@ def _horizons(summary: Summary) -> Table:
 
 def _print_requests(requests: dict[str, dict[str, Any]], end: float, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("request")
+    # What tells two ids apart is often their end: a long one is folded, not cut.
+    table.add_column("request", overflow="fold")
     table.add_column("state")
     in_steps = all("arrival" in facts for facts in requests.values())
     times, write = (STEP_TIMES, number) if in_steps else (SECOND_TIMES, moment)
-    for name in (*times, "outputs", "preempted"):
+    was_preempted = any(facts["num_preemptions"] for facts in requests.values())
+    for name in (*times, "outputs", *(["preempted"] if was_preempted else [])):
         table.add_column(name, justify="right")
     rows = list(requests.items())
     num_left_out = max(0, len(rows) - MAX_REQUEST_ROWS)
@@ -272,9 +292,11 @@ def _print_requests(requests: dict[str, dict[str, Any]], end: float, console: Co
                 for name, key in times.items()
             ),
             number(facts["output_tokens"]),
-            number(facts["num_preemptions"] or None),
+            *([number(facts["num_preemptions"] or None)] if was_preempted else []),
         )
     console.print()
+    if not in_steps:
+        console.print("times in seconds", style="dim")
     console.print(table)
     if num_left_out:
         console.print(

@@ -55,6 +55,8 @@ class Counters:
     held_slot_time: int = 0
     """Sum over the passes of their duration times the slots that were held."""
     used_block_time: int = 0
+    step_times: dict[int, list[int]] = field(default_factory=dict)
+    """[passes, their time] by the number of binary digits of their tokens."""
     num_arrived: int = 0
     last_arrival: int = 0
     waiting_at_last_arrival: int = 0
@@ -130,7 +132,9 @@ class Accounts:
         self._pass_end_before = steps.ends[-2] if len(durations) > 1 else self._last_pass_end
         self._last_pass_end = end
         num_tokens = steps.decodes * len(durations)
-        counters.busy_time += end - steps.ends[0]
+        duration = end - steps.ends[0]
+        counters.busy_time += duration
+        self._note_step_times(steps.decodes, len(durations), duration)
         counters.useful_tokens += num_tokens
         counters.scheduled_tokens += num_tokens
         self._fold_blocks(steps)
@@ -227,10 +231,18 @@ class Accounts:
         self._pass_end_before, self._last_pass_end = self._last_pass_end, event.t
         if self._longest_gaps is not None:
             self._longest_gaps.add(event.t, gap)
-        counters.busy_time += event.t - event.start
+        duration = event.t - event.start
+        counters.busy_time += duration
+        self._note_step_times(event.tokens, 1, duration)
         counters.useful_tokens += event.emitted
         counters.scheduled_tokens += event.tokens
         self._is_meanwhile = True
+
+    def _note_step_times(self, num_tokens: int, num_steps: int, duration: int) -> None:
+        """Count passes of so many tokens each, which took so long together."""
+        times = self.counters.step_times.setdefault(num_tokens.bit_length(), [0, 0])
+        times[0] += num_steps
+        times[1] += duration
 
     def _fold_blocks(self, steps: StepsRan) -> None:
         """Count for how long blocks were held, those taken meanwhile from their steps on."""

@@ -27,6 +27,7 @@ FIGURES = (
 )
 RATES = ("throughput", "goodput")
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
+STEP_TIME = "step of {:,} to {:,} tokens"
 _TIMES = ("first_token_step", "finished_step")
 _TIMES_S = ("first_token_s", "finished_s")
 TABLES = ("config", "workload", "idle_slot_iterations", *LATENCIES)
@@ -88,11 +89,17 @@ class Comparison:
     num_unchanged: int = 0
     has_requests: bool = True
     """Whether both runs tell of each request, in the same unit of time."""
+    in_seconds: bool = False
+    """Whether times are seconds in both runs."""
 
 
 def compare(a: Summary, b: Summary) -> Comparison:
     """Compare two summaries; what may not be compared is told in `obstacles`."""
-    result = Comparison(obstacles=_obstacles(a, b), config=_config(a, b))
+    result = Comparison(
+        obstacles=_obstacles(a, b),
+        config=_config(a, b),
+        in_seconds=not (_is_in_steps(a) or _is_in_steps(b)),
+    )
     for difference in _figures(a, b):
         if _is_same(difference.a, difference.b):
             result.num_same_figures += 1
@@ -150,14 +157,41 @@ def _obstacles(a: Summary, b: Summary) -> list[Difference]:
 
 
 def _arrivals(summary: Summary) -> str:
+    """Name what comes when; whether clients stay for it is a condition, which may differ."""
     workload = summary["workload"]
-    return f"{counted(workload['num_requests'], 'request')} ({workload['digest'][:8]})"
+    digest = workload.get("arrivals_digest", workload["digest"])
+    return f"{counted(workload['num_requests'], 'request')} ({digest[:8]})"
 
 
 def _config(a: Summary, b: Summary) -> list[Difference]:
-    names = dict.fromkeys([*a["config"], *b["config"]])
-    facts = [Difference(name, a["config"].get(name), b["config"].get(name)) for name in names]
+    """Give the options that differ, and the conditions besides."""
+    of_a, of_b = ({**summary["config"], **_conditions(summary)} for summary in (a, b))
+    if not a.get("conditions") or not b.get("conditions"):
+        # A summary of an older version tells none.
+        of_a, of_b = a["config"], b["config"]
+    names = dict.fromkeys([*of_a, *of_b])
+    facts = [Difference(name, of_a.get(name), of_b.get(name)) for name in names]
     return [fact for fact in facts if fact.a != fact.b]
+
+
+def _conditions(summary: Summary) -> dict[str, Any]:
+    """Give a run's conditions one by one, as people name them."""
+    told: dict[str, Any] = {}
+    for table, values in (summary.get("conditions") or {}).items():
+        if isinstance(values, dict):
+            told |= {f"[{table}] {key}": value for key, value in values.items()}
+        elif isinstance(values, list):
+            told[table] = "; ".join(_as_words(item) for item in values) or None
+        else:
+            told[table.replace("_", " ")] = values
+    return told
+
+
+def _as_words(table: object) -> str:
+    if not isinstance(table, dict):
+        return str(table)
+    words = (f"{key} {f'{v:g}' if isinstance(v, float) else v}" for key, v in table.items())
+    return " ".join(words).removeprefix("kind ")
 
 
 def _figures(a: Summary, b: Summary) -> list[Difference]:
@@ -179,7 +213,20 @@ def _figures(a: Summary, b: Summary) -> list[Difference]:
             Difference(f"{name} {key}", of_a.get(key), of_b.get(key))
             for key in dict.fromkeys([*of_a, *of_b])
         ]
+    facts += _step_times(a, b)
     return facts
+
+
+def _step_times(a: Summary, b: Summary) -> list[Difference]:
+    """Hold steps of about as many tokens against each other."""
+    of_a, of_b = (
+        {
+            STEP_TIME.format(*row["tokens"]): row["mean"]
+            for row in sorted(summary.get("step_times") or (), key=lambda row: row["tokens"])
+        }
+        for summary in (a, b)
+    )
+    return [Difference(name, of_a[name], of_b[name]) for name in of_a if name in of_b]
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from everbatch.sim.accounts import Accounts
+from everbatch.sim.conditions import conditions
 from everbatch.sim.distribution import distribution, distribution_of_counts
 from everbatch.sim.latencies import Latencies
 from everbatch.sim.records import RequestRecord
@@ -55,6 +56,7 @@ def figures(accounts: Accounts, scenario: Scenario, live: list[RequestRecord]) -
         },
         "throughput": None if unit.is_steps else _throughput(accounts, latencies, unit),
         "goodput": _goodput(accounts, latencies, unit),
+        "step_times": None if unit.is_steps else _step_times(accounts, unit),
         "ttft": _written(distribution(latencies.ttft), unit),
         "itl": _written(distribution_of_counts(accounts.token_gaps), unit),
         "tpot": _written(distribution(latencies.tpot), unit),
@@ -76,10 +78,12 @@ def summary(facts: Summary, scenario: Scenario, digest: str, notes: list[str]) -
         **facts,
         "digest": digest,
         "config": asdict(scenario.engine),
+        "conditions": conditions(scenario),
         "workload": {
             "title": "requests written out" if workload is None else workload.workload.title,
             "num_requests": facts["num_arrived"] if workload else len(scenario.requests),
             "digest": scenario.requests_digest(),
+            "arrivals_digest": scenario.arrivals_digest(),
             "notes": notes,
         },
         "horizons": {},
@@ -160,6 +164,18 @@ def _goodput(accounts: Accounts, latencies: Latencies, unit: TimeUnit) -> dict[s
         "share": _share(num_good, counters.num_arrived),
         "requests_per_s": None if unit.is_steps else _share(num_good, seconds),
     }
+
+
+def _step_times(accounts: Accounts, unit: TimeUnit) -> list[dict[str, Any]]:
+    """Give how long passes took by how many tokens they had, each range twice as wide."""
+    return [
+        {
+            "tokens": [1 << (digits - 1), (1 << digits) - 1],
+            "steps": num_steps,
+            "mean": unit.written(duration / num_steps),
+        }
+        for digits, (num_steps, duration) in sorted(accounts.counters.step_times.items())
+    ]
 
 
 def _written(times: Mapping[str, float | None], unit: TimeUnit) -> dict[str, float | None]:

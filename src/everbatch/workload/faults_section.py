@@ -82,6 +82,14 @@ class Disconnect:
 
 Fault = Slowdown | FailingPasses | Burst | Disconnect
 
+FAULT_KINDS: dict[type[Fault], str] = {
+    Slowdown: "slow",
+    FailingPasses: "fail",
+    Burst: "burst",
+    Disconnect: "disconnect",
+}
+"""What [[faults]] calls them."""
+
 
 def read_faults(tables: Fields, unit: TimeUnit) -> tuple[Fault, ...]:
     """Read [[faults]]; none is none."""

@@ -90,6 +90,10 @@ class RequestSpec:
 
     def facts(self) -> tuple[object, ...]:
         """Give everything that tells two workloads apart."""
+        return (*self.arrival_facts(), self.abort_at, self.deadline)
+
+    def arrival_facts(self) -> tuple[object, ...]:
+        """Give what comes when, without how long its client stays."""
         ids, segments = self.prompt.token_ids, self.prompt.segments
         return (
             self.id,
@@ -101,8 +105,6 @@ class RequestSpec:
             self.tenant,
             self.cache_salt,
             self.num_samples,
-            self.abort_at,
-            self.deadline,
         )
 
 

@@ -116,10 +116,30 @@ class Scenario:
         """Give a digest of all requests, or of what makes them: equal for equal workloads."""
         if self.workload is not None and not self.requests:
             return self.workload.digest()
-        digest = sha256() if self.workload is None else sha256(self.workload.digest().encode())
-        for spec in self.requests:
-            digest.update(repr(spec.facts()).encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()
+        begun = b"" if self.workload is None else self.workload.digest().encode()
+        return _digest(begun, (spec.facts() for spec in self.requests))
+
+    def arrivals_digest(self) -> str:
+        """Give the same as if every client stayed: equal where as much comes at the same times."""
+        if self.clients_who_leave() is None:
+            return self.requests_digest()
+        workload = None if self.workload is None else self.workload.with_patience()
+        if workload is not None and not self.requests:
+            return workload.digest()
+        begun = b"" if workload is None else workload.digest().encode()
+        staying = ((*spec.arrival_facts(), None, None) for spec in self.requests)
+        return _digest(begun, staying)
+
+    def clients_who_leave(self) -> str | None:
+        """Say which clients may go before they are served; None: all stay."""
+        if self.workload is not None:
+            return self.workload.clients_who_leave()
+        counts = {
+            "abort_at": sum(spec.abort_at is not None for spec in self.requests),
+            "deadline": sum(spec.deadline is not None for spec in self.requests),
+        }
+        told = [f"{count:,} with {key}" for key, count in counts.items() if count]
+        return f"{', '.join(told)}, of {len(self.requests):,}" if told else None
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -192,6 +212,13 @@ def build_scenario(data: object, name: str, folder: Path = Path()) -> Scenario:
         workload=workload,
         preset=preset,
     )
+
+
+def _digest(begun: bytes, facts: Iterable[tuple[object, ...]]) -> str:
+    digest = sha256(begun)
+    for one in facts:
+        digest.update(repr(one).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def _read_workload(tables: Fields, folder: Path, sections: RunSections) -> WorkloadSection:

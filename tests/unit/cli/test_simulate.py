@@ -361,3 +361,29 @@ def test_a_timeline_that_is_left_out_is_mentioned(tmp_path, steps, has_timeline)
 
     assert ("slot 1" in out) is has_timeline
     assert ("no timeline of slots" in out) is not has_timeline
+
+
+def test_a_run_in_which_nothing_ran_says_so_and_has_no_empty_tables(tmp_path):
+    tables = {
+        "engine": {"max_num_seqs": 2, "max_num_batched_tokens": 8, "num_blocks": 2},
+        "clock": {"kind": "nominal"},
+        "hardware": {"name": "l4"},
+        "model": {"name": "nominal-8b"},
+        "requests": [{"id": "a", "prompt_tokens": 99, "output_tokens": 1}],
+    }
+    (tmp_path / "s.json").write_text(json.dumps(tables), encoding="utf-8")
+    out = everbatch("simulate", tmp_path / "s.json").out
+
+    assert "nothing ran" in out and "a was refused: " in out
+    assert "()" not in out
+    for absent in ("throughput", "of the time", "time to first token", "█"):
+        assert absent not in out
+
+
+def test_ids_that_are_long_are_told_apart_in_a_narrow_terminal():
+    out = everbatch("simulate", "incident").out
+    rows = [line.split() for line in out.splitlines() if line.startswith("document")]
+
+    assert [row[0] for row in rows] == [f"document{number}" for number in range(10, 20)]
+    assert "times in seconds" in out
+    assert re.search(r"^ *128 to 255 +340 +17\.7 ms$", out, re.MULTILINE)

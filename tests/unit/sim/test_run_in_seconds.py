@@ -212,3 +212,23 @@ def test_a_request_beyond_all_times_is_refused_and_the_longest_is_not():
     assert longest["duration_s"] == MAX_TIME / 1e9
     with pytest.raises(ConfigError, match=r"a request takes 9.22e\+09 s, at most 9.22e\+09 s are"):
         simulate(scenario, options=RunOptions(Lasting(MAX_TIME + 1)))
+
+
+def test_step_times_are_told_by_the_tokens_of_a_step():
+    summary = run(request("a", 5, 3), request("b", 4, 2, arrival=0.015))
+
+    # 5 tokens take 15 ms; b's 4 and a decode 15 ms; the last decodes, two in one step, 12 ms.
+    assert summary["step_times"] == [
+        {"tokens": [2, 3], "steps": 1, "mean": pytest.approx(0.012)},
+        {"tokens": [4, 7], "steps": 2, "mean": pytest.approx(0.015)},
+    ]
+
+
+def test_all_step_times_together_are_the_time_in_which_passes_ran():
+    summary = run(*(request(f"r{n}", 3 + 9 * n, 9, arrival=0.1 * n) for n in range(9)))
+    rows = summary["step_times"]
+
+    assert sum(row["steps"] for row in rows) == summary["steps"]
+    busy_s = summary["time_occupancy"]["busy"] * summary["duration_s"]
+    assert sum(row["steps"] * row["mean"] for row in rows) == pytest.approx(busy_s)
+    assert [row["tokens"] for row in rows] == sorted(row["tokens"] for row in rows)
