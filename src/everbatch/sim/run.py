@@ -259,8 +259,7 @@ class SimulatedRun:
     def _leap(self) -> bool:
         """Let steps go by that need no plan, until somebody comes or leaves; gives if any did."""
         if self.engine.scheduler.has_events or self._world.leaving:
-            # Somebody has just come, or leaves perhaps in the middle of a pass and loses its token:
-            # such a pass has to be seen.
+            # Who leaves in the middle of a pass loses its token: such a pass has to be seen.
             return False
         self._leap_until, start = self._next_event(), self._clock.now_ns()
         if self._leap_until <= start:
