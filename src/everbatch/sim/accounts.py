@@ -240,9 +240,13 @@ class Accounts:
 
     def _note_step_times(self, num_tokens: int, num_steps: int, duration: int) -> None:
         """Count passes of so many tokens each, which took so long together."""
-        times = self.counters.step_times.setdefault(num_tokens.bit_length(), [0, 0])
-        times[0] += num_steps
-        times[1] += duration
+        digits, step_times = num_tokens.bit_length(), self.counters.step_times
+        times = step_times.get(digits)
+        if times is None:
+            step_times[digits] = [num_steps, duration]
+        else:
+            times[0] += num_steps
+            times[1] += duration
 
     def _fold_blocks(self, steps: StepsRan) -> None:
         """Count for how long blocks were held, those taken meanwhile from their steps on."""

@@ -4,8 +4,7 @@ At each boundary, in this order: what the step before brought (the engine did th
 ended), arrivals, aborts, deadlines, then the next step is planned. On the clock of steps a tick in
 which nothing can run passes all the same; the other clocks skip such time. Who comes or leaves
 while a pass runs does so at its end, and what the pass sampled for who left is dropped. Belongs
-here: the order of things and when a run ends. Not here: counting (accounts), writing (step_lines,
-event_body), token ids (texts).
+here: the order of things, when a run ends. Not here: counting, writing, token ids (their modules).
 
 Several reporting points belong to one run. Those beyond its horizon are reached too, but what is
 written and the summary itself end at the horizon.
