@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from server.fakes import EOS, byte_tokenizer
 
 from everbatch.engine.structured_outputs import StructuredOutputsParams
-from everbatch.server.tool_calls import (
-    CLOSE,
-    Call,
-    CloseSearch,
-    Tool,
-    ToolStyle,
-    finder_of,
-    style_of,
-)
+from everbatch.server.tool_calls import CLOSE, Call, Tool, ToolStyle, style_of
+from everbatch.server.tool_finders import CloseSearch, finder_of
 from everbatch.server.tool_grammars import CallSyntax, certain_calls
 from everbatch.tokenizer.chat_template import ChatTemplate
 from everbatch.tokenizer.grammars import Grammars

@@ -1,7 +1,7 @@
 """The items of one response, as its text comes: messages of text, and calls of functions.
 
 Belongs here: which item stands where, and the events that tell of it. Not here: the response
-around them (responses.py), finding calls (tool_calls.py). An item is done before the next begins:
+around them (responses.py), finding calls (tool_finders.py). An item is done before the next begins:
 
     message   output_item.added, content_part.added, output_text.delta …,
               output_text.done, content_part.done, output_item.done
@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from everbatch.engine.engine import TokenOutput
 from everbatch.server.choices import Head
 from everbatch.server.logprobs import Logprobs
-from everbatch.server.tool_calls import Call, CallFinder, Found, new_call_id
+from everbatch.server.tool_calls import Call, new_call_id
+from everbatch.server.tool_finders import CallFinder, Found
 
 
 class Listener(Protocol):

@@ -19,7 +19,7 @@ from everbatch.server.errors import ApiError
 from everbatch.server.generation import Choice
 from everbatch.server.logprobs import ChatLogprobs, Logprobs, PromptScores
 from everbatch.server.response_items import Items, Silence
-from everbatch.server.tool_calls import CallFinder, FinderMaker
+from everbatch.server.tool_finders import CallFinder, FinderMaker
 from everbatch.tokenizer.tokenizer import Tokenizer
 
 # How a finish reason is told.

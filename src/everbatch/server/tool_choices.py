@@ -1,7 +1,7 @@
 """Answers of chat in which tools may be called.
 
-Belongs here: the JSON of calls, whole and streamed. Not here: finding them (tool_calls.py). A call
-is streamed as one delta, once it is whole.
+Belongs here: the JSON of calls, whole and streamed. Not here: finding them (tool_finders.py). A
+call is streamed as one delta, once it is whole.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ from everbatch.server.choices import (
 from everbatch.server.errors import ApiError
 from everbatch.server.generation import Choice
 from everbatch.server.logprobs import Logprobs
-from everbatch.server.tool_calls import Call, CallFinder, FinderMaker, Found, new_call_id
+from everbatch.server.tool_calls import Call, new_call_id
+from everbatch.server.tool_finders import CallFinder, FinderMaker, Found
 
 
 class ToolChatApi(ChatApi):

@@ -1,7 +1,7 @@
 """Grammars of answers in which tools are called, in each of the ways that models write calls.
 
-Belongs here: what llguidance is told. Not here: the ways themselves, finding calls (tool_calls.py),
-when an answer needs a grammar (tool_use.py).
+Belongs here: what llguidance is told. Not here: the ways themselves (tool_calls.py), finding calls
+(tool_finders.py), when an answer needs a grammar (tool_use.py).
 
 Where a call must come, its text is what the model was trained to write. Where it may come, any text
 may, and once a call has begun it has to be one:

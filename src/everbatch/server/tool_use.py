@@ -1,7 +1,7 @@
 """What tools change of a conversation: its prompt, its sampling, its answer.
 
 Belongs here: putting the parts together. Not here: the parts (tool_fields.py, tool_calls.py,
-tool_grammars.py). Used by the routes.
+tool_finders.py, tool_grammars.py). Used by the routes.
 """
 
 import json
@@ -15,15 +15,9 @@ from everbatch.engine.structured_outputs import StructuredOutputsParams
 from everbatch.server.chat_messages import Message, speaks_of_tools
 from everbatch.server.errors import bad_request
 from everbatch.server.protocol import Common
-from everbatch.server.tool_calls import (
-    LISTED_TOKEN,
-    FinderMaker,
-    Tool,
-    ToolStyle,
-    finder_of,
-    style_of,
-)
+from everbatch.server.tool_calls import LISTED_TOKEN, Tool, ToolStyle, style_of
 from everbatch.server.tool_fields import ToolsWanted
+from everbatch.server.tool_finders import FinderMaker, finder_of
 from everbatch.server.tool_grammars import CallSyntax, certain_calls, possible_calls
 from everbatch.tokenizer.chat_template import ChatTemplate
 from everbatch.tokenizer.tokenizer import Tokenizer
