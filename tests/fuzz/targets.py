@@ -8,6 +8,7 @@ from fuzz import (
     safetensors_files,
     scenario_files,
     tokenizer_files,
+    tool_calls,
     trace_files,
 )
 from fuzz.target import Target
@@ -22,6 +23,7 @@ TARGETS: dict[str, Target] = {
         safetensors_files,
         scenario_files,
         tokenizer_files,
+        tool_calls,
         trace_files,
     )
 }

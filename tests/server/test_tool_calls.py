@@ -165,6 +165,7 @@ def test_closing_tag_that_is_repeated_in_a_string_is_looked_at_once() -> None:
         ("{% if tools %}[TOOL_CALLS]f[ARGS]{% endif %}", None),
         ("{% if tools %}<tool_call>{{ call.arguments }}{% endif %}", ToolStyle.TAGGED),
         ("{% if tools %}<tool_call><function={{ call.arguments }}{% endif %}", None),
+        ("{% if tools %}<tool_call><function=x><parameter=y>{% endif %}", ToolStyle.MARKUP),
         ("{% if tools %}<tool_call><arg_key>{{ call.arguments }}{% endif %}", None),
         ("<tool_call>{{ call.arguments }}", None),
         ('{% if tools %}{"name": name, "parameters": dictionary}{% endif %}', ToolStyle.BARE),

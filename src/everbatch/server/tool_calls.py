@@ -6,6 +6,8 @@ Belongs here: the ways of writing that we know. Not here: finding calls (tool_fi
 
     tagged   <tool_call> {"name": …, "arguments": {…}} </tool_call>, any number, text around them
              (Hermes; Qwen 2.5 and 3)
+    markup   <tool_call> <function=…> <parameter=…> … </parameter> </function> </tool_call>, in the
+             same way (Qwen 3 Coder, Qwen 3.5; tool_markup.py)
     bare     the whole answer is {"name": …, "parameters": {…}}, several with ";" or lines between
              (Llama 3.1 and 3.2)
     listed   the whole answer is [{"name": …, "arguments": {…}}, …], after a special token, which is
@@ -22,7 +24,6 @@ from everbatch.server.fields import Json
 from everbatch.tokenizer.chat_template import ChatTemplate
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_NO_JSON = ("<function=", "<arg_key>")
 LISTED_TOKEN = "[TOOL_CALLS]"
 
 
@@ -49,8 +50,14 @@ class Call:
 
 class ToolStyle(Enum):
     TAGGED = "tagged"
+    MARKUP = "markup"
     BARE = "bare"
     LISTED = "listed"
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether a call stands between tags, and text around it."""
+        return self in (ToolStyle.TAGGED, ToolStyle.MARKUP)
 
     @property
     def arguments_key(self) -> str:
@@ -67,8 +74,10 @@ def style_of(template: ChatTemplate) -> ToolStyle | None:
     if not template.mentions("tools"):
         return None
     if template.mentions(OPEN):
-        # Others write XML between the same tags (Qwen 3 Coder, GLM 4.5).
-        is_json = template.mentions("arguments") and not any(map(template.mentions, _NO_JSON))
+        if template.mentions("<function="):
+            return ToolStyle.MARKUP if template.mentions("<parameter=") else None
+        # GLM 4.5 writes keys and values between tags of their own.
+        is_json = template.mentions("arguments") and not template.mentions("<arg_key>")
         return ToolStyle.TAGGED if is_json else None
     if template.mentions(LISTED_TOKEN):
         # Later ones write a name, [ARGS] and an object.

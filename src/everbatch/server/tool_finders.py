@@ -10,11 +10,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from everbatch.server.tool_calls import CLOSE, OPEN, Call, Tool, ToolStyle
+from everbatch.server.tool_markup import FunctionEndSearch, FunctionReader
 
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 
@@ -44,22 +46,39 @@ class CallFinder(Protocol):
         ...
 
 
+class TagSearch(Protocol):
+    """Looks for the tag that closes a call."""
+
+    def partition(self, text: str) -> tuple[str, str, str]:
+        """Partition at that tag; `text` begins with what was given before."""
+        ...
+
+
 FinderMaker = Callable[[], CallFinder]
 
 
 def finder_of(style: ToolStyle, tools: Sequence[Tool]) -> CallFinder:
     names = frozenset(tool.name for tool in tools)
-    return TaggedFinder(names) if style is ToolStyle.TAGGED else WholeFinder(style, names)
+    match style:
+        case ToolStyle.TAGGED:
+            return TaggedFinder(CloseSearch, partial(_call, style.arguments_key, names))
+        case ToolStyle.MARKUP:
+            return TaggedFinder(FunctionEndSearch, FunctionReader(tools).read)
+        case _:
+            return WholeFinder(style, names)
 
 
 class TaggedFinder:
     """Finds calls between tags. Spaces before a tag, and after the last one, are not text: models
-    put calls on lines."""
+    put calls on lines. `read` reads what stands between; None: that is no call."""
 
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
+    def __init__(
+        self, new_search: Callable[[], TagSearch], read: Callable[[str], Call | None]
+    ) -> None:
+        self._new_search = new_search
+        self._read = read
         self._held = ""
-        self._close: CloseSearch | None = None
+        self._close: TagSearch | None = None
         """For the end of the call that has begun; None: none has."""
         self._was_call = False
         """Whether a call was the last thing that came."""
@@ -94,10 +113,10 @@ class TaggedFinder:
         self._held = after
         if close is None:
             self._tell(parts, before.rstrip())
-            self._close = CloseSearch()
+            self._close = self._new_search()
             return True
         self._close = None
-        call = _call(before, "arguments", self._names)
+        call = self._read(before)
         if call is None:
             self._tell(parts, f"{OPEN}{before}{CLOSE}")
         else:
@@ -155,7 +174,7 @@ class WholeFinder:
                 _, end = decoder.raw_decode(text, place)
             except (ValueError, RecursionError):
                 return None
-            call = _call(text[place:end], self._style.arguments_key, self._names)
+            call = _call(self._style.arguments_key, self._names, text[place:end])
             if call is None:
                 return None
             calls.append(call)
@@ -205,7 +224,7 @@ def _end_of_text(text: str) -> int:
     return len(text[:end].rstrip())
 
 
-def _call(text: str, arguments_key: str, names: frozenset[str]) -> Call | None:
+def _call(arguments_key: str, names: frozenset[str], text: str) -> Call | None:
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

@@ -74,8 +74,8 @@ def _style(template: ChatTemplate, param: str) -> ToolStyle:
     if style is None and template.exists:
         raise bad_request(
             "the model's chat template knows no tools, or writes calls in a way that this server "
-            "does not know (it knows those of Hermes, Qwen, Llama 3 and Mistral): leave them out, "
-            "or serve a model that was trained for them",
+            "does not know (it knows those of Hermes, Qwen, Qwen Coder, Llama 3 and Mistral): "
+            "leave them out, or serve a model that was trained for them",
             param,
             "unsupported_parameter",
         )
