@@ -96,13 +96,16 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to compare. `at_least` maps a figure to the smallest ratio A/B that is good enough."""
+    """What to compare. `at_least` and `at_most` map a figure to the smallest and to the largest
+    ratio A/B that is good enough; `told_of_a` names what A has and B has not."""
 
     name: str
     a: Candidate
     b: Candidate
     figures: tuple[str, ...]
     at_least: Mapping[str, float] = field(default_factory=dict)
+    at_most: Mapping[str, float] = field(default_factory=dict)
+    told_of_a: tuple[str, ...] = ()
     min_kept_rounds: int = MIN_KEPT_ROUNDS
     max_rounds: int = MAX_ROUNDS
 
@@ -160,7 +163,7 @@ def run_rounds(plan: Plan, machine: Machine) -> list[Round]:
     rounds: list[Round] = []
     before = machine.probe()
     while len(rounds) < plan.max_rounds and num_kept(rounds) < plan.min_kept_rounds:
-        figures_a = _run_checked(machine, plan.a, plan.figures)
+        figures_a = _run_checked(machine, plan.a, (*plan.figures, *plan.told_of_a))
         between = machine.probe()
         figures_b = _run_checked(machine, plan.b, plan.figures)
         after = machine.probe()
@@ -187,13 +190,25 @@ def summarize(plan: Plan, rounds: Sequence[Round]) -> list[Summary]:
     return [_summarize_figure(figure, kept) for figure in plan.figures]
 
 
+def medians_of_a(plan: Plan, rounds: Sequence[Round]) -> dict[str, float]:
+    """Give what is told of A alone, over the kept rounds."""
+    kept = [one.a for one in rounds if one.kept]
+    return {figure: statistics.median(a[figure] for a in kept) for figure in plan.told_of_a}
+
+
 def shortfalls(plan: Plan, summaries: Sequence[Summary]) -> list[str]:
-    """Say in one sentence each which ratios are smaller than the plan asks for."""
-    return [
+    """Say in one sentence each which ratios are smaller or larger than the plan asks for."""
+    too_small = [
         f"{summary.figure}: ratio {summary.ratio:.2f} is below {plan.at_least[summary.figure]:.2f}"
         for summary in summaries
         if summary.ratio < plan.at_least.get(summary.figure, 0.0)
     ]
+    too_large = [
+        f"{summary.figure}: ratio {summary.ratio:.2f} is above {plan.at_most[summary.figure]:.2f}"
+        for summary in summaries
+        if summary.ratio > plan.at_most.get(summary.figure, math.inf)
+    ]
+    return too_small + too_large
 
 
 @contextmanager
@@ -227,6 +242,8 @@ def compare(
     print(f"all rounds: {path}")
     summaries = summarize(plan, rounds)
     print_summaries(plan, summaries)
+    for figure, median in medians_of_a(plan, rounds).items():
+        print(f"{figure}: A {median:.4g}")
     failures = shortfalls(plan, summaries)
     for failure in failures:
         print(failure)
