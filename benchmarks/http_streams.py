@@ -1,36 +1,38 @@
-"""Candidate: the same workload through `everbatch serve`, one HTTP stream a prompt.
+"""Candidate: `everbatch serve` with one HTTP stream a prompt, printed as one JSON line.
 
-    python benchmarks/http_streams.py MODEL [--kernels auto|native|reference]
+    python benchmarks/http_streams.py MODEL [--kernels auto|native|reference] [--client raw|openai]
 
-Starts the server on a free port of the loopback address and ends it. The client is raw: sockets of
-asyncio, lines looked at as bytes, so that what it costs is small; its CPU time is printed too.
+Starts the server on a free port of the loopback address and ends it. `ready_s`: from its start to
+its first answer. The client is in this process: its CPU time per token is told, too.
 """
 
 import argparse
-import asyncio
-import json
+import importlib
 import re
 import subprocess
 import sys
 import time
 
-from offline_workload import (
-    MAX_BATCH,
+from offline_workload import print_figures
+from streams_workload import (
     MAX_MODEL_LEN,
     MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    Streamed,
     measure,
-    print_figures,
 )
 
 READY = re.compile(r"ready at http://([\d.]+):(\d+)")
-USAGE = re.compile(rb'"completion_tokens":(\d+)')
+CLIENTS = {"raw": "raw_client", "openai": "openai_client"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--client", choices=CLIENTS, default="raw")
     options = parser.parse_args()
+    client = importlib.import_module(CLIENTS[options.client])
     start_ns = time.perf_counter_ns()
     server = subprocess.Popen(
         _command(options.model, options.kernels), stderr=subprocess.PIPE, text=True
@@ -39,23 +41,28 @@ def main() -> None:
         host, port = _wait_until_ready(server)
         ready_s = (time.perf_counter_ns() - start_ns) / 1e9
 
-        def generate(prompts: list[list[int]], num_outputs: int) -> list[list[int]]:
-            counts = asyncio.run(_stream_all(host, port, prompts, num_outputs))
-            # The workload counts tokens; which ones they are the stream does not say.
-            return [[0] * count for count in counts]
+        cpu_us: dict[str, float] = {}
+
+        def generate(prompts: list[list[int]], num_outputs: int) -> list[Streamed]:
+            start_s = time.process_time()
+            streams: list[Streamed] = client.stream_all(host, port, prompts, num_outputs)
+            used_us = (time.process_time() - start_s) * 1e6
+            num_tokens = sum(one.num_tokens for one in streams)
+            # Of a size it is the last call that is measured, the one before warms up.
+            cpu_us[f"client_cpu_us_per_token_{len(prompts)}"] = used_us / num_tokens
+            return streams
 
         figures = measure(generate)
-        cpu_s = time.process_time()
     finally:
         server.terminate()
         server.wait()
-    print_figures(figures, ready_s=round(ready_s, 2), client_cpu_s=round(cpu_s, 2))
+    print_figures({**figures, **cpu_us}, ready_s=round(ready_s, 2))
 
 
 def _command(model: str, kernels: str) -> list[str]:
     return [
         *(sys.executable, "-m", "everbatch.cli.main", "serve", model, "--port", "0"),
-        *("--max-num-seqs", str(MAX_BATCH), "--max-model-len", str(MAX_MODEL_LEN)),
+        *("--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN)),
         *("--max-num-batched-tokens", str(MAX_NUM_BATCHED_TOKENS)),
         *("--no-enable-prefix-caching", "--kernels", kernels),
     ]
@@ -70,39 +77,6 @@ def _wait_until_ready(server: subprocess.Popen[str]) -> tuple[str, int]:
         if match is not None:
             return match[1], int(match[2])
     raise RuntimeError(f"the server ended before it was ready:\n{printed}")
-
-
-async def _stream_all(
-    host: str, port: int, prompts: list[list[int]], num_outputs: int
-) -> list[int]:
-    """Stream all prompts at once; gives the number of tokens of each answer."""
-    streams = (_stream(host, port, prompt, num_outputs) for prompt in prompts)
-    return list(await asyncio.gather(*streams))
-
-
-async def _stream(host: str, port: int, prompt: list[int], num_outputs: int) -> int:
-    body = json.dumps(
-        {
-            "prompt": prompt,
-            "max_tokens": num_outputs,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    ).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(head.encode() + body)
-    received = await reader.read()
-    writer.close()
-    counts = USAGE.findall(received)
-    if not counts:
-        raise RuntimeError(f"a stream ended without usage: {received[-500:]!r}")
-    return int(counts[-1])
 
 
 if __name__ == "__main__":
