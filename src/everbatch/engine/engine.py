@@ -74,7 +74,7 @@ class EngineRequest:
         return sample_ids(self.id, self.n)
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class TokenOutput:
     """One new token of one request."""
 

@@ -43,7 +43,9 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
         self._include_stop = params.include_stop_str_in_output
-        self._finder = StopFinder(params.stop, include_stop=self._include_stop)
+        self._finder = (
+            StopFinder(params.stop, include_stop=self._include_stop) if params.stop else None
+        )
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
         self._num_chars = 0
@@ -57,6 +59,8 @@ class TextStream:
             return TextDelta("", None, offset)
         text = self._detokenizer.push(token_id)
         self._num_chars += len(text)
+        if self._finder is None:
+            return TextDelta(text, None, offset)
         scan = self._finder.push(text, may_stop=self._num_tokens > self._min_tokens)
         return TextDelta(scan.text, scan.stop, offset)
 
@@ -66,5 +70,7 @@ class TextStream:
         offset = self._num_chars
         text = self._detokenizer.finish()
         self._num_chars += len(text)
+        if self._finder is None:
+            return TextDelta(text, None, offset)
         scan = self._finder.push(text, may_stop=self._num_tokens > self._min_tokens)
         return TextDelta(scan.text + self._finder.finish(), scan.stop, offset)

@@ -36,6 +36,16 @@ def test_text_without_the_stop_string_is_whole():
     assert run(TEXT, stop=("over the moon",)) == (TEXT, None)
 
 
+def test_a_stop_string_that_never_comes_changes_no_piece():
+    """Without stop strings a text is not looked through."""
+    plain = TextStream(byte_level(), SamplingParams())
+    watched = TextStream(byte_level(), SamplingParams(stop=("\x00",)))
+    token_ids = byte_level().encode(TEXT)
+
+    assert [plain.push(one) for one in token_ids] == [watched.push(one) for one in token_ids]
+    assert plain.finish() == watched.finish()
+
+
 def test_stop_string_counts_only_after_min_tokens():
     tokens = byte_level().encode("fox fox")
     needed = len(byte_level().encode("fox"))
