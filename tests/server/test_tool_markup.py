@@ -57,7 +57,7 @@ def test_calls_are_found(text: str, told: str, calls: list[Any]) -> None:
         "a < b and <tool",
         "<tool_call>no function</tool_call>",
         '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
-        call("rm", path="/"),
+        call("rm", path="x"),
         KOELN[: len(KOELN) - 3],
         KOELN[: KOELN.index("</param")],
         KOELN.replace("</function>", ""),
@@ -133,10 +133,10 @@ def test_arguments_that_are_not_spoken_of_have_the_type_of_the_others() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        {"$ref": "#/properties/x"},
-        {"$ref": "#/no/such"},
+        {"$ref": "#/$defs/X"},
+        {"$ref": "#/$defs/X/y"},
         {"$ref": "elsewhere"},
-        {"anyOf": [{"$ref": "#"}, {"$ref": "#/properties/x"}]},
+        {"anyOf": [{"$ref": "#"}, {"$ref": "#/$defs/X"}]},
         {"type": [["integer"], None]},
         {"enum": 5},
         {"anyOf": 5},
@@ -145,7 +145,7 @@ def test_arguments_that_are_not_spoken_of_have_the_type_of_the_others() -> None:
     ],
 )
 def test_schemas_that_say_nothing_leave_what_came(schema: Any) -> None:
-    tool = Tool("f", {"properties": {"x": schema}}, {})
+    tool = Tool("f", {"properties": {"x": schema}, "$defs": {"X": schema}}, {})
     finder = finder_of(ToolStyle.MARKUP, (tool,))
     text = call("f", x="words")
 

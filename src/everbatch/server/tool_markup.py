@@ -147,7 +147,7 @@ def values_of(schema: dict[str, Json]) -> list[Json] | None:
 
 
 def referred(reference: str, root: dict[str, Json]) -> Json:
-    """Give what "#/a/b" means; None if that is nothing here."""
+    """Give what a reference such as "#/$defs/City" means; None if that is nothing here."""
     if not reference.startswith("#"):
         return None
     place: Json = root
