@@ -27,13 +27,11 @@ _CONSTANT = (
     "d",
     "default",
     "first",
-    "float",
-    "int",
     "last",
     "length",
     "round",
 )
-_SHALLOW = ("batch", "items", "list", "reverse", "slice")
+_SHALLOW = ("batch", "float", "int", "items", "list", "reverse", "slice")
 _PER_ITEM = ("map", "reject", "rejectattr", "select", "selectattr")
 _DEEP = (
     *(

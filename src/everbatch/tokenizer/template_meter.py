@@ -41,6 +41,7 @@ _WIDTH = re.compile(r"[%)#\- +.]\d")
 _VIEWS: tuple[type[Collection[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS: tuple[type[Collection[Any]], ...] = (dict, list, tuple, set, frozenset, *_VIEWS)
 _SIZED: tuple[type[Collection[Any]], ...] = (*_CONTAINERS, range)
+_OF_ITEMS: tuple[type[Collection[Any]], ...] = (*_SIZED, str)
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ def pay_filter(meter: Meter, name: str, cost: Cost, value: Any, args: tuple[Any,
     elif cost is Cost.SHALLOW:
         meter.spend_shallow(value)
     elif cost is Cost.PER_ITEM:
-        count = len(value) if isinstance(value, (*_SIZED, str)) else 1
+        count = len(value) if isinstance(value, _OF_ITEMS) else 1
         meter.spend(count * (1 + extra // ARGUMENT_CHARS_PER_STEP))
     if name in _FILTERS_WITH_WIDTH:
         _widest(name, args)

@@ -96,7 +96,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["meter_tick"] = _meter_tick
         self.filters["meter_deep"] = _meter_deep
         self.filters["meter_shallow"] = _meter_shallow
-        tests = self.tests
+        tests: dict[str, Any] = dict(self.tests)
         self.tests = {name: tests[name] for name in TESTS_OF_TYPE}
         self.tests |= {name: _metered_test(name, tests[name]) for name in TESTS_OF_CONTENT}
         for name in ("lipsum", "cycler", "joiner"):
@@ -193,7 +193,7 @@ def _metered(name: str, function: Callable[..., Any], cost: Cost) -> Callable[..
     return metered
 
 
-_LAZY = type(iter([]))
+_LAZY: type[Iterator[Any]] = type(iter([]))
 
 
 def _made_now(meter: Meter, items: Iterable[Any]) -> Iterator[Any]:

@@ -85,6 +85,8 @@ ENDLESS = {
     "{% for i in range(9999) %}{{ n.x is lower }}{% endfor %}",
     "titles of long texts": "{% set s = 'a ' * 1900000 %}"
     "{% for i in range(99999) %}{% set x = s|title %}{% endfor %}",
+    "texts that are no numbers": "{% set s = 'a ' * 1900000 %}"
+    "{% for i in range(99999) %}{% set x = s|int %}{% set y = s|float %}{% endfor %}",
     "attribute of many parts": "{{ range(99999)|map('string')|sort(attribute='"
     + "0." * 20_000
     + "0') }}",
