@@ -29,7 +29,7 @@ TITLE_CHARS_PER_STEP = 16
 ARGUMENT_CHARS_PER_STEP = 32
 """Of what a filter looks up again for each item: "0.0.0" are three subscripts of 0.3 us."""
 
-_FILTERS_BY_ATTRIBUTE = ("groupby", "max", "min", "sort", "sum", "unique")
+_FILTERS_OF_ITEMS = ("groupby", "max", "min", "sort", "sum", "unique")
 _FILTERS_WITH_WIDTH = ("batch", "indent", "round", "slice", "tojson", "truncate")
 MAX_FORMAT_CHARS = 1_000
 """What one conversion of a format may make beyond its value: its width or its precision."""
@@ -131,6 +131,9 @@ def pay_filter(meter: Meter, name: str, cost: Cost, value: Any, args: tuple[Any,
         _pay_deep_filter(meter, name, value, args, extra)
     elif cost is Cost.SHALLOW:
         meter.spend_shallow(value)
+        if isinstance(value, str):
+            # Its characters are taken one by one.
+            meter.spend(len(value) // ITEMS_PER_STEP)
     elif cost is Cost.PER_ITEM:
         count = len(value) if isinstance(value, _OF_ITEMS) else 1
         meter.spend(count * (1 + extra // ARGUMENT_CHARS_PER_STEP))
@@ -142,10 +145,12 @@ def _pay_deep_filter(
     meter: Meter, name: str, value: Any, args: tuple[Any, ...], extra: int
 ) -> None:
     size = meter.spend_deep(value)
-    if name in _FILTERS_BY_ATTRIBUTE:
-        meter.spend(size.items * extra // ARGUMENT_CHARS_PER_STEP)
+    # A text is its characters to these filters.
+    num_items = len(value) if isinstance(value, str) else size.items
     if name == "join":
-        meter.spend_text(size.chars + (size.items + 1) * extra)
+        meter.spend_text(size.chars + (num_items + 1) * extra)
+    elif name in _FILTERS_OF_ITEMS:
+        meter.spend(num_items * (1 + extra // ARGUMENT_CHARS_PER_STEP))
     elif name == "replace":
         meter.spend_text(_replaced(str(value), args))
     elif name == "trim":
@@ -158,7 +163,7 @@ def _pay_deep_filter(
     elif name == "tojson":
         # Separators stand between items once, an indent once for each level.
         meter.spend_text(size.chars + size.items * (extra + _widest(name, args) * MAX_DEPTH))
-    elif name == "sum" and any(not isinstance(arg, int | float | str) for arg in args):
+    if name == "sum" and any(not isinstance(arg, int | float | str) for arg in args):
         # Lists would be copied once an item.
         raise SecurityError("it sums what is not a number")
 

@@ -87,6 +87,10 @@ ENDLESS = {
     "{% for i in range(99999) %}{% set x = s|title %}{% endfor %}",
     "texts that are no numbers": "{% set s = 'a ' * 1900000 %}"
     "{% for i in range(99999) %}{% set x = s|int %}{% set y = s|float %}{% endfor %}",
+    "characters sorted": "{% set s = 'a ' * 900000 %}"
+    "{% for i in range(99999) %}{% set x = s|max ~ s|unique|list %}{% endfor %}",
+    "characters in batches": "{% set s = 'a ' * 900000 %}"
+    "{% for i in range(99999) %}{% set x = s|batch(1000)|list %}{% endfor %}",
     "attribute of many parts": "{{ range(99999)|map('string')|sort(attribute='"
     + "0." * 20_000
     + "0') }}",
@@ -100,6 +104,7 @@ HUGE = {
     "doubling by a block": grow("{% set x %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = x %}"),
     "doubling by the filter join": grow("{% set n.x = [n.x, n.x]|join %}"),
     "doubling by the method join": grow("{% set n.x = ''.join([n.x, n.x]) %}"),
+    "characters joined by long texts": "{{ ('a' * 3000000)|join('x' * 1000) }}",
     "squaring by the filter replace": grow("{% set n.x = n.x|replace('a', n.x) %}"),
     "squaring by the method replace": grow("{% set n.x = n.x.replace('a', n.x) %}"),
     "indent": "{{ ('a\n' * 100000)|indent(1000) }}",
