@@ -58,6 +58,11 @@ def add_route(
         openapi_extra=operation,
         response_class=Response,
     )
+    if method == "GET":
+        # Probes ask so: `wget --spider` does. What is sent is the head of the same answer.
+        router.add_api_route(
+            path, work, methods=["HEAD"], include_in_schema=False, response_class=Response
+        )
 
 
 class _SideRoutes:
