@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from hmac import compare_digest
 
 import httpx
 import pytest
 from server.fakes import async_test, eventually, in_process, make_harness
 
 from everbatch.base.errors import ConfigError
+from everbatch.server import api_keys
 from everbatch.server.api_keys import MAX_KEY_LENGTH, OPEN_PATHS, ApiKeys, KeyOwner
 
 COMPLETIONS = "/v1/completions"
@@ -55,6 +57,35 @@ def test_a_request_needs_a_key_that_is_known(headers: dict, status: int) -> None
             assert SECRET not in answer.text
 
     run()
+
+
+@async_test
+async def test_two_keys_in_one_request_are_none() -> None:
+    one, other = (("authorization", f"Bearer {key}") for key in (SECRET, "sk-other"))
+    async with in_process(make_harness(keys=keys_of(SECRET, "sk-other"))) as client:
+        statuses = [
+            (await client.get("/v1/models", headers=headers)).status_code
+            for headers in ([one, other], [one, one], [("authorization", ""), one])
+        ]
+
+    assert statuses == [401, 200, 401]
+
+
+@pytest.mark.parametrize("given", [SECRET, "sk-of-the-middle", "sk-last", "sk-wrong", ""])
+def test_every_key_is_held_against_all_in_constant_time(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = keys_of(SECRET, "sk-of-the-middle", "sk-last")
+    compared: list[tuple[int, int]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return compare_digest(one, other)
+
+    monkeypatch.setattr(api_keys, "compare_digest", compare)
+    keys.owner(given)
+
+    assert compared == [(32, 32)] * 3
 
 
 @async_test

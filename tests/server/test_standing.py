@@ -106,6 +106,36 @@ async def test_tenant_of_body_and_header_must_agree() -> None:
     assert "at most 128" in long.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("header", "first", "second"),
+    [
+        ("X-Tenant", "somebody", "mine"),
+        ("X-Tenant", "", "mine"),
+        ("X-Priority", "-9", "5"),
+        ("X-Max-Wait-S", "1000", "1"),
+        ("X-Max-Total-S", "1000", "1"),
+    ],
+)
+def test_header_before_the_gateway_s_own_is_refused(header: str, first: str, second: str) -> None:
+    @async_test
+    async def run() -> None:
+        async with in_process(make_harness(policy="priority")) as client:
+            both, twice_the_same = [
+                await client.post(
+                    COMPLETIONS,
+                    json={"prompt": "x", "max_tokens": 1},
+                    headers=[(header, one), (header.lower(), second)],
+                )
+                for one in (first, second)
+            ]
+
+        assert (both.status_code, twice_the_same.status_code) == (400, 200)
+        told = f"{header} came with 2 values, {first!r} and {second!r}: send one"
+        assert both.json()["error"]["message"] == told
+
+    run()
+
+
 @async_test
 async def test_tenant_over_its_rate_is_told_when_to_come_back() -> None:
     harness = make_harness(tenants={"a": TenantConfig(max_requests_per_minute=2)})

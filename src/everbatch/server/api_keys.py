@@ -137,7 +137,11 @@ def _owner(words: list[str], where: str) -> KeyOwner:
 
 
 def _bearer(headers: Headers) -> str | None:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
+    given = set(headers.getlist("authorization"))
+    if len(given) != 1:
+        # Of two nobody knows which one who stands before us has looked at.
+        return None
+    scheme, _, key = given.pop().partition(" ")
     return key.strip() if scheme.lower() == "bearer" and key.strip() else None
 
 
@@ -146,7 +150,7 @@ def _digest(key: str) -> bytes:
 
 
 def _unauthorized(is_missing: bool) -> ApiError:
-    what = "the request has no API key" if is_missing else "the API key is not known here"
+    what = "the request has no API key, or two" if is_missing else "the API key is not known here"
     return ApiError(
         HTTPStatus.UNAUTHORIZED,
         f"{what}: send one of this server's as Authorization: Bearer KEY",

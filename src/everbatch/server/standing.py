@@ -3,14 +3,16 @@
 Belongs here: the headers that a gateway may set in place of body fields. Not here: the body
 (protocol.py), the queue (scheduler). Used by the routes.
 
-A header and a field that contradict each other are refused, and so is who contradicts its key:
-nobody can claim to be another tenant, or to be more urgent than its key allows.
+A header and a field that contradict each other are refused, and so is who contradicts its key, or
+sends a header before the gateway's own: nobody can claim to be another tenant, or to be more urgent
+than its key allows.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+from starlette.datastructures import Headers
 
 from everbatch.server.api_keys import KeyOwner
 from everbatch.server.errors import bad_request
@@ -24,7 +26,7 @@ _INTEGER = re.compile(r"-?\d{1,10}")
 _DECIMAL = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
-def with_headers(common: Common, headers: Mapping[str, str], owner: KeyOwner) -> Common:
+def with_headers(common: Common, headers: Headers, owner: KeyOwner) -> Common:
     """Fill in what the headers and the key's owner say; raises ApiError where they differ."""
     wanted = {
         "tenant": (TENANT_HEADER, _tenant(headers)),
@@ -60,8 +62,8 @@ def _of_owner(common: Common, owner: KeyOwner) -> Common:
     )
 
 
-def _tenant(headers: Mapping[str, str]) -> str | None:
-    value = headers.get(TENANT_HEADER.lower(), "")
+def _tenant(headers: Headers) -> str | None:
+    value = _value(headers, TENANT_HEADER, "tenant")
     if len(value) > MAX_TENANT_LENGTH:
         raise bad_request(
             f"{TENANT_HEADER} has {len(value):,} characters, at most {MAX_TENANT_LENGTH} go",
@@ -71,8 +73,8 @@ def _tenant(headers: Mapping[str, str]) -> str | None:
     return value or None
 
 
-def _priority(headers: Mapping[str, str]) -> int | None:
-    value = headers.get(PRIORITY_HEADER.lower(), "")
+def _priority(headers: Headers) -> int | None:
+    value = _value(headers, PRIORITY_HEADER, "priority")
     if not value:
         return None
     if not _INTEGER.fullmatch(value) or abs(int(value)) > MAX_PRIORITY:
@@ -85,8 +87,8 @@ def _priority(headers: Mapping[str, str]) -> int | None:
     return int(value)
 
 
-def _seconds(headers: Mapping[str, str], header: str, field: str) -> float | None:
-    value = headers.get(header.lower(), "")
+def _seconds(headers: Headers, header: str, field: str) -> float | None:
+    value = _value(headers, header, field)
     if not value:
         return None
     if not _DECIMAL.fullmatch(value) or float(value) > MAX_WAIT_S:
@@ -96,6 +98,17 @@ def _seconds(headers: Mapping[str, str], header: str, field: str) -> float | Non
             "invalid_value",
         )
     return float(value)
+
+
+def _value(headers: Headers, header: str, field: str) -> str:
+    """Give a header's value, nothing if it is not there; raises ApiError if it says two things."""
+    values = list(dict.fromkeys(headers.getlist(header)))
+    if len(values) > 1:
+        shown = " and ".join(f"{value!r:.80}" for value in values[:2])
+        raise bad_request(
+            f"{header} came with {len(values)} values, {shown}: send one", field, "invalid_value"
+        )
+    return values[0] if values else ""
 
 
 def _contradiction(field: str, in_body: object, header: str, in_header: object) -> Exception:
