@@ -1,6 +1,7 @@
 """How a body comes: slowly, at length, without a type, from a web page."""
 
 import asyncio
+import gzip
 
 import httpx
 import pytest
@@ -68,3 +69,24 @@ async def test_body_of_no_type_is_taken_from_programs_and_not_from_web_pages() -
         )
 
     assert [one.status_code for one in (program, page, abort)] == [200, 415, 415]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "status"), [("gzip", 415), ("br", 415), ("Identity", 200), ("", 200)]
+)
+def test_encoded_body_is_refused_as_such(encoding: str, status: int) -> None:
+    @async_test
+    async def run() -> None:
+        plain = b'{"prompt": "x", "max_tokens": 1}'
+        content = plain if status == 200 else gzip.compress(plain)
+        headers = {"content-encoding": encoding, "content-type": "application/json"}
+        async with in_process(make_harness()) as client:
+            answer = await client.post(COMPLETIONS, content=content, headers=headers)
+
+        assert answer.status_code == status
+        if status == 415:
+            error = answer.json()["error"]
+            assert error["code"] == "unsupported_media_type"
+            assert f"Content-Encoding is '{encoding}'" in error["message"]
+
+    run()

@@ -52,7 +52,7 @@ async def beside_loop(num_bytes: int, work: Callable[[], Made]) -> Made:
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    _check_content_type(request)
+    _check_kind(request)
     length = request.headers.get("content-length")
     if length is not None and int(length) > max_bytes:
         raise _too_large(f"{int(length):,}", max_bytes, leaves_body=True)
@@ -111,7 +111,7 @@ async def _discard(receive: Receive) -> None:
             return
 
 
-def _check_content_type(request: Request) -> None:
+def _check_kind(request: Request) -> None:
     given = request.headers.get("content-type")
     # A web page may post a form, plain text, or what has no type to a server on localhost unasked,
     # but not JSON. Its browser says where it is from; programs may leave the type out.
@@ -120,6 +120,14 @@ def _check_content_type(request: Request) -> None:
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"the body's Content-Type is {given!r}: send application/json",
+            code="unsupported_media_type",
+            leaves_body=True,
+        )
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise ApiError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"the body's Content-Encoding is {encoding!r}: send it as it is",
             code="unsupported_media_type",
             leaves_body=True,
         )

@@ -45,7 +45,7 @@ _WORDS = {
     404: "Another model",
     408: "The body did not come",
     413: "More than --max-body-size",
-    415: "A Content-Type other than application/json",
+    415: "A Content-Type other than application/json, or a Content-Encoding",
     429: "As many requests as there may be",
     500: "A step failed on this request alone, or a bug",
     503: "Not now: it stops, hangs, has failed, or a deadline is over",
