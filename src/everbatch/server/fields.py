@@ -19,6 +19,19 @@ MAX_NUMBER = 2**64
 MAX_SHOWN_LENGTH = 80
 """Of a value that a message quotes: a schema may have thousands of characters."""
 
+# What other APIs, and other servers, call what a body may have under one of these names. What is
+# spelt alike may mean the opposite: min_tokens is close to max_tokens.
+_LIMITS = ("max_tokens", "max_output_tokens")
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _LIMITS),
+    **dict.fromkeys(("max_new_tokens", "max_length", "n_predict"), _LIMITS),
+    **dict.fromkeys(("messages", "prompt", "input"), ("messages", "prompt", "input")),
+    "grammar": ("structured_outputs",),
+    "json_schema": ("text", "response_format"),
+    "n_probs": ("top_logprobs", "logprobs"),
+    "system": ("instructions", "messages"),
+}
+
 Json = Any
 
 _decoder = msgspec.json.Decoder()
@@ -150,7 +163,8 @@ class Fields:
     def end(self) -> None:
         """Refuse whatever nobody took."""
         for field in self._left:
-            close = get_close_matches(field, self.known, 1)
+            meant = [name for name in OTHER_NAMES.get(field, ()) if name in self.known]
+            close = meant or get_close_matches(field, self.known, 1)
             way_out = f"did you mean {close[0]}?" if close else "check its spelling or leave it out"
             raise bad_request(
                 f"unknown field {self.name(field)!r}: {way_out}",

@@ -38,7 +38,7 @@ NOT_SUPPORTED: dict[str, IsNeutral] = {
     "prompt": nothing,
     "prompt_cache_options": nothing,
     "prompt_logprobs": nothing,
-    "prompt_cache_retention": nothing,
+    "prompt_cache_retention": only("in_memory"),
     "reasoning": only({}),
     "response_format": nothing,
     "store": only(False),
