@@ -21,8 +21,8 @@ MAX_PRICE_NS = 1e15
 """A million seconds; more says nothing more, and a step's time stays finite."""
 _PRICES = tuple(price.name for price in fields(Prices))
 _NEEDED = ("decode_step", "prompt_step")
-_TOKENS = ("narrow_tokens", "tile_tokens")
-"""No prices, but numbers of tokens."""
+_PRICE_OF = {"narrow_tokens": "wide_token", "tile_tokens": "tile"}
+"""Numbers of tokens, which are no prices and mean nothing without theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,12 @@ def _read_prices(table: object, where: str) -> Prices:
     given: dict[str, Any] = {
         name: _read_price(section, name)
         for name in _PRICES
-        if name in section and name not in _TOKENS
+        if name in section and name not in _PRICE_OF
     }
-    sizes = {name: section.integer_or(name, 0) for name in _TOKENS}
+    sizes = {name: section.integer_or(name, 0) for name in _PRICE_OF}
+    for tokens, price in _PRICE_OF.items():
+        if sizes[tokens] and price not in given:
+            raise ConfigError(f"{where}: coefficients has {tokens} without {price}: what they cost")
     if given.get("tile") and not sizes["tile_tokens"]:
         raise ConfigError(f"{where}: coefficients has tile without tile_tokens: how many it holds")
     return Prices(**given, **sizes)

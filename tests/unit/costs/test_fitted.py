@@ -139,6 +139,14 @@ def changed(**changes: object) -> str:
             changed(coefficients={"decode_step": 1, "prompt_step": 1, "tile": 2}),
             "coefficients has tile without tile_tokens",
         ),
+        (
+            changed(coefficients={"decode_step": 1, "prompt_step": 1, "tile_tokens": 2}),
+            "coefficients has tile_tokens without tile: ",
+        ),
+        (
+            changed(coefficients={"decode_step": 1, "prompt_step": 1, "narrow_tokens": 2}),
+            "coefficients has narrow_tokens without wide_token: what they cost",
+        ),
         (changed(region={"num_decodes": [3, 2]}), "num_decodes is [3, 2], it must be a list"),
         (changed(region={"num_decodes": [0, 2]}), "num_decodes is [0, 2], it must be a list"),
         (changed(region={"num_decodes": 2}), "num_decodes is 2, it must be a list"),
@@ -152,6 +160,15 @@ def test_what_is_no_profile_is_refused_by_name(text, told):
         parse_profile(text, "p.json")
 
     assert told in str(error.value)
+
+
+def test_a_number_of_tokens_may_be_nothing_and_their_price_too():
+    none = {"narrow_tokens": 0, "tile_tokens": 0}
+    free = {"narrow_tokens": 2, "wide_token": 0, "tile_tokens": 2, "tile": 0}
+    for more in (none, free):
+        text = changed(coefficients={"decode_step": 1, "prompt_step": 1, **more})
+
+        assert parse_profile(text, "p.json").prices.wide_token == 0
 
 
 def test_the_longest_price_is_still_a_price():
