@@ -8,6 +8,7 @@ the engine, who does not always wait for that thread.
 import errno
 import logging
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class EventLogFile:
     """Appends events to a new file; a killed process loses at most the last second.
 
-    A file of that name is kept under the first free name of the form FILE.1, FILE.2, … So is the
+    A file of that name is kept as FILE.1, FILE.2, …, after the last one that is there. So is the
     log itself once it has `max_bytes`, by the look that each flush takes: it goes on in a new file,
     whose header says how many events came before.
 
@@ -137,7 +138,13 @@ def _opened(path: Path) -> TextIO:
 def _keep_older(path: Path) -> None:
     if not path.exists() or not path.is_file() or path.stat().st_size == 0:
         return
-    number = 1
-    while (kept := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    path.rename(kept)
+    path.rename(path.with_name(f"{path.name}.{_last_number(path) + 1}"))
+
+
+def _last_number(path: Path) -> int:
+    """Give N of the last FILE.N; 0 if there is none. One look at the folder: who keeps a year of
+    small files has thousands, and whoever deletes the oldest leaves a gap before the others."""
+    numbered = re.compile(re.escape(path.name) + r"\.([1-9][0-9]{0,8})")
+    with os.scandir(path.parent) as entries:
+        found = [numbered.fullmatch(entry.name) for entry in entries]
+    return max((int(one[1]) for one in found if one is not None), default=0)

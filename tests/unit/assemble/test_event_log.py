@@ -70,7 +70,7 @@ def test_closing_writes_the_rest_and_what_comes_later_is_passed_over(tmp_path: P
     assert events_in(tmp_path / "log") == [arrived(1)]
 
 
-def test_older_logs_are_kept_under_the_next_free_number(tmp_path: Path) -> None:
+def test_older_logs_are_kept_under_the_next_number(tmp_path: Path) -> None:
     path = tmp_path / "log"
     for number in range(3):
         log = opened(path)
@@ -80,6 +80,19 @@ def test_older_logs_are_kept_under_the_next_free_number(tmp_path: Path) -> None:
     names = ["log.1", "log.2", "log"]
     assert [events_in(tmp_path / name) for name in names] == [[arrived(n)] for n in range(3)]
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_who_deletes_the_oldest_logs_leaves_the_order_of_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    # Nobody's, or no numbers.
+    others = ["log.12.gz", "log.x", "log.007", "log.1e9", f"log.{'9' * 5_000}"[:200], "a.77", "78"]
+    for name in ["log.4", "log.9", *others]:
+        (tmp_path / name).write_text("older")
+    opened(path).close()
+    opened(path).close()
+    made = {one.name for one in tmp_path.iterdir()} - {*others}
+
+    assert made == {"log.4", "log.9", "log.10", "log"}
 
 
 def test_log_that_is_long_enough_goes_on_in_a_new_file(tmp_path: Path) -> None:
