@@ -94,13 +94,14 @@ def _steps(course: Course) -> Check:
     assert course.before is not None and course.storm is not None and course.after is not None
     calm = mean([course.before.step_ms("decode"), course.after.step_ms("decode")])
     stormy = course.storm.step_ms("decode")
-    change = stormy / calm - 1 if calm else 0.0
+    change = _change(stormy, calm)
     sizes = f"{course.before.step_tokens('decode'):.1f}, {course.storm.step_tokens('decode'):.1f}"
     seen = (
         f"decode {course.before.step_ms('decode'):.3f} and {course.after.step_ms('decode'):.3f} ms "
-        f"calm, {stormy:.3f} ms in the storm ({change:+.1%}); rows {sizes}"
+        f"calm, {stormy:.3f} ms in the storm ({_told(change)}); rows {sizes}"
     )
-    return Check("step time is as before", abs(change) <= STEP_SHARE, seen)
+    is_kept = change is not None and abs(change) <= STEP_SHARE
+    return Check("step time is as before", is_kept, seen)
 
 
 def _throughput(course: Course) -> list[Check]:
@@ -109,8 +110,9 @@ def _throughput(course: Course) -> list[Check]:
     for name in ("generation_tokens_total", "computed_tokens_total"):
         calm = mean([course.before.rate(name), course.after.rate(name)])
         stormy = course.storm.rate(name)
-        seen = f"{calm:,.1f} a second calm, {stormy:,.1f} in the storm ({stormy / calm - 1:+.1%})"
-        is_kept = abs(stormy / calm - 1) <= THROUGHPUT_SHARE
+        change = _change(stormy, calm)
+        seen = f"{calm:,.1f} a second calm, {stormy:,.1f} in the storm ({_told(change)})"
+        is_kept = change is not None and abs(change) <= THROUGHPUT_SHARE
         checks.append(Check(f"throughput of accepted work, {name}", is_kept, seen))
     facts = course.storm.facts()
     seen = (
@@ -118,3 +120,12 @@ def _throughput(course: Course) -> list[Check]:
         f"client {facts['client_cores']:.2f} cores, server {facts['server_cores']:.2f}"
     )
     return [*checks, Check("load and CPU", None, seen)]
+
+
+def _change(stormy: float, calm: float) -> float | None:
+    """Give by which share a storm changed something; None: while it was calm there was none."""
+    return stormy / calm - 1 if calm else None
+
+
+def _told(change: float | None) -> str:
+    return "nothing to compare with" if change is None else f"{change:+.1%}"
