@@ -151,7 +151,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         block = reader.table[index]
         known = self.pool.match(reader.chain, index + 1)
-        self.pool.register(reader.chain, index, block)
+        self.pool.register(reader.chain, reader.table, index + 1)
         found = self.pool.match(reader.chain, index + 1)
         if len(found) == index + 1 and len(known) == index:
             # It was not known before; now this block is its holder.

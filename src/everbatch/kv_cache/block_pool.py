@@ -88,17 +88,16 @@ class BlockPool:
         and no content.
         """
         free = self._free
-        num_free = len(free)
-        if count > num_free + self._lru.count:
+        if count > len(free) + self._lru.count:
             return None
-        if count <= num_free:
-            blocks = free[num_free - count :]
-            blocks.reverse()
-            del free[num_free - count :]
-            if self._journal is not None:
-                self._journal.append((self._undo_take, tuple(blocks)))
-        else:
-            blocks = [self._take_one() for _ in range(count)]
+        place = max(0, len(free) - count)
+        blocks = free[place:]
+        blocks.reverse()
+        del free[place:]
+        if self._journal is not None:
+            self._journal.append((self._undo_take, tuple(blocks)))
+        if len(blocks) < count:
+            blocks += self._evict(count - len(blocks))
         ref_counts = self._ref_counts
         for block in blocks:
             if ref_counts[block]:
@@ -137,13 +136,12 @@ class BlockPool:
     def acquire(self, blocks: Sequence[int], chain: ContentChain) -> None:
         """Read blocks that `match` found for `chain`; one more reader each."""
         self.forget_entries(chain)
+        ref_counts, places = self._ref_counts, list[int | None]()
         for block in blocks:
-            unread = self._ref_counts[block] == 0
-            lru_place = self._lru.remove(block) if unread else None
-            self._ref_counts[block] += 1
-            chain.entries.append(self._contents[block].entry)
-            if self._journal is not None:
-                self._journal.append((self._undo_acquire, (block, lru_place)))
+            places.append(None if ref_counts[block] else self._lru.remove(block))
+            ref_counts[block] += 1
+        chain.entries += [self._contents[block].entry for block in blocks]
+        self._note(self._undo_acquire, blocks, places)
 
     def share(self, blocks: Sequence[int]) -> None:
         """Add one more reader to blocks that somebody reads. Not undone."""
@@ -159,55 +157,44 @@ class BlockPool:
         is shared by more texts. Whoever has no reader left becomes cached if its content is
         indexed, else free.
         """
-        ref_counts, contents, journal = self._ref_counts, self._contents, self._journal
-        if journal is None and contents.keys().isdisjoint(blocks):
-            # Most often nobody else reads any of them: then they go together, twice as fast.
-            num_readers = [ref_counts[block] for block in blocks]
-            if num_readers.count(1) == len(blocks):
-                for block in blocks:
-                    ref_counts[block] = 0
-                self._free.extend(reversed(blocks))
-                return
-        add_free = self._free.append
-        for block in reversed(blocks):
-            ref_counts[block] = num_left = ref_counts[block] - 1
-            if num_left:
-                check(num_left > 0, "a block without reader was released", block=block)
-            elif block in contents:
-                self._lru.append(block)
-            else:
-                add_free(block)
-            if journal is not None:
-                journal.append((self._undo_release, (block,)))
+        contents, unread = self._contents, self._lose_readers(blocks)
+        if contents.keys().isdisjoint(unread):
+            self._free += unread
+        else:
+            self._lru.extend([block for block in unread if block in contents])
+            self._free += [block for block in unread if block not in contents]
+        self._note(self._undo_release, blocks)
 
-    def register(self, chain: ContentChain, index: int, block: int) -> None:
-        """Index `block` as the holder of the chain's content number `index`, for reuse.
+    def register(self, chain: ContentChain, table: Sequence[int], num_full: int) -> None:
+        """Index the first `num_full` blocks of a table, those that are not yet, for reuse.
 
-        Levels are registered in order. If the content is indexed already, the older block stays in
-        the index. If a hash collides, or an earlier level could not be registered, nothing is.
+        They hold the contents of the chain in order. If a content is indexed already, the older
+        block stays in the index. If a hash collides, neither that block nor one behind it is.
         """
-        entries = chain.entries
-        assert index >= len(entries)
-        if index > len(entries):
+        entries, first = chain.entries, len(chain.entries)
+        if first >= num_full:
             return
         parent = entries[-1] if entries else chain.salt_digest
-        content = chain.contents[index]
-        holder = self._index.get(content.digest)
-        if holder is not None:
-            known = self._contents[holder]
-            if known.parent == parent and known.content.tokens == content.tokens:
-                entries.append(known.entry)
-                self._note(self._undo_entry, chain)
-            return
-        if not self._ref_counts[block]:
-            check(False, "content of a block without reader", block=block)
-        entry = self._next_entry
-        self._next_entry = entry + 1
-        self._contents[block] = CachedContent(entry, parent, content)
-        self._index[content.digest] = block
-        entries.append(entry)
-        if self._journal is not None:
-            self._journal.append((self._undo_register, (chain, block)))
+        indexed: list[int] = []
+        contents, blocks = chain.contents[first:num_full], table[first:num_full]
+        for content, block in zip(contents, blocks, strict=True):
+            holder = self._index.get(content.digest)
+            if holder is None:
+                if not self._ref_counts[block]:
+                    check(False, "content of a block without reader", block=block)
+                entry = self._next_entry + len(indexed)
+                self._index[content.digest] = block
+                self._contents[block] = CachedContent(entry, parent, content)
+                indexed.append(block)
+            else:
+                known = self._contents[holder]
+                if known.parent != parent or known.content.tokens != content.tokens:
+                    break
+                entry = known.entry
+            entries.append(entry)
+            parent = entry
+        self._next_entry += len(indexed)
+        self._note(self._undo_register, chain, first, indexed)
 
     def forget_content(self, blocks: Sequence[int]) -> None:
         """Let nobody find what `blocks` hold any more; their readers keep reading. Not undone."""
@@ -238,20 +225,31 @@ class BlockPool:
             self._next_entry,
         )
 
-    def _take_one(self) -> int:
-        """Take a free block, or if there is none the cached one that was released longest ago."""
-        block = self._free.pop() if self._free else self._evict()
-        if self._journal is not None:
-            self._journal.append((self._undo_take, (block,)))
-        return block
+    def _evict(self, count: int) -> list[int]:
+        """Take the cached blocks that were released longest ago and drop their contents."""
+        blocks = self._lru.pop_oldest(count)
+        dropped = [self._contents.pop(block) for block in blocks]
+        for cached in dropped:
+            del self._index[cached.content.digest]
+        self._note(self._undo_evict, blocks, dropped)
+        return blocks
 
-    def _evict(self) -> int:
-        """Take the cached block that was released longest ago and drop its content."""
-        block = self._lru.pop_oldest()
-        cached = self._contents.pop(block)
-        del self._index[cached.content.digest]
-        self._note(self._undo_evict, block, cached)
-        return block
+    def _lose_readers(self, blocks: Sequence[int]) -> list[int]:
+        """Take one reader from each block; gives those that have none left, the last first."""
+        ref_counts = self._ref_counts
+        num_readers = [ref_counts[block] for block in blocks]
+        if num_readers.count(1) == len(blocks):
+            # Most often nobody else reads any of them: that takes half as long.
+            for block in blocks:
+                ref_counts[block] = 0
+            return list(reversed(blocks))
+        unread: list[int] = []
+        for block in reversed(blocks):
+            ref_counts[block] = num_left = ref_counts[block] - 1
+            check(num_left >= 0, "a block without reader was released", block=block)
+            if not num_left:
+                unread.append(block)
+        return unread
 
     def _note(self, undo: Callable[..., None], *arguments: object) -> None:
         if self._journal is not None:
@@ -262,37 +260,34 @@ class BlockPool:
             self._ref_counts[block] = 0
             self._free.append(block)
 
-    def _undo_evict(self, block: int, cached: CachedContent) -> None:
-        # The block went from the cached ones to its reader without touching the stack, but
-        # `_undo_take`, which comes first, put it there.
-        taken = self._free.pop()
-        assert taken == block
-        self._contents[block] = cached
-        self._index[cached.content.digest] = block
-        self._lru.restore_oldest(block)
+    def _undo_evict(self, blocks: Sequence[int], dropped: Sequence[CachedContent]) -> None:
+        for block, cached in zip(blocks, dropped, strict=True):
+            self._ref_counts[block] = 0
+            self._contents[block] = cached
+            self._index[cached.content.digest] = block
+        self._lru.restore_oldest(blocks)
 
-    def _undo_acquire(self, block: int, lru_place: int | None) -> None:
-        self._ref_counts[block] -= 1
-        if lru_place is not None:
-            self._lru.restore(block, lru_place)
+    def _undo_acquire(self, blocks: Sequence[int], places: Sequence[int | None]) -> None:
+        for block, place in zip(reversed(blocks), reversed(places), strict=True):
+            self._ref_counts[block] -= 1
+            if place is not None:
+                self._lru.restore(block, place)
 
-    def _undo_release(self, block: int) -> None:
-        if self._ref_counts[block] == 0:
-            if block in self._contents:
-                self._lru.remove(block)
-            else:
-                assert self._free[-1] == block
-                self._free.pop()
-        self._ref_counts[block] += 1
+    def _undo_release(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if self._ref_counts[block] == 0:
+                if block in self._contents:
+                    self._lru.remove(block)
+                else:
+                    assert self._free[-1] == block
+                    self._free.pop()
+            self._ref_counts[block] += 1
 
-    def _undo_entry(self, chain: ContentChain) -> None:
-        chain.entries.pop()
-
-    def _undo_register(self, chain: ContentChain, block: int) -> None:
-        chain.entries.pop()
-        cached = self._contents.pop(block)
-        del self._index[cached.content.digest]
-        self._next_entry -= 1
+    def _undo_register(self, chain: ContentChain, first: int, indexed: Sequence[int]) -> None:
+        del chain.entries[first:]
+        for block in indexed:
+            del self._index[self._contents.pop(block).content.digest]
+        self._next_entry -= len(indexed)
 
     def _undo_forget(self, chain: ContentChain, entries: list[int]) -> None:
         chain.entries = entries

@@ -5,7 +5,7 @@ block O(n); two arrays of neighbours make it four writes (vLLM v1, FreeKVCacheBl
 a block tells who stood before it, so that undoing the most recent change puts it back where it was.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class LruList:
@@ -33,6 +33,18 @@ class LruList:
         self._previous[self._end] = block
         self.count += 1
 
+    def extend(self, blocks: Iterable[int]) -> None:
+        """Add one after the other as the newest."""
+        previous, following, end = self._previous, self._next, self._end
+        last = previous[end]
+        for block in blocks:
+            previous[block] = last
+            following[last] = block
+            last = block
+            self.count += 1
+        following[last] = end
+        previous[end] = last
+
     def remove(self, block: int) -> int:
         """Take out a block that is in the list; gives its place, for `restore`."""
         before, after = self._previous[block], self._next[block]
@@ -50,13 +62,18 @@ class LruList:
         self._previous[after] = block
         self.count += 1
 
-    def pop_oldest(self) -> int:
-        """Take out the oldest; the list must not be empty."""
-        assert self.count > 0
-        block = self._next[self._end]
-        self.remove(block)
-        return block
+    def pop_oldest(self, count: int) -> list[int]:
+        """Take out the `count` oldest, in order; there must be as many."""
+        assert self.count >= count
+        following, at = self._next, self._end
+        taken = [at := following[at] for _ in range(count)]
+        newer = following[at]
+        following[self._end] = newer
+        self._previous[newer] = self._end
+        self.count -= count
+        return taken
 
-    def restore_oldest(self, block: int) -> None:
-        """Undo `pop_oldest`; all changes since must have been undone."""
-        self.restore(block, self._end)
+    def restore_oldest(self, blocks: Sequence[int]) -> None:
+        """Undo the `pop_oldest` that gave `blocks`; all changes since must have been undone."""
+        for block in reversed(blocks):
+            self.restore(block, self._end)

@@ -148,8 +148,7 @@ class Endings:
         assert chain is not None
         if len(chain.contents) < num_full:
             self._reader.read_blocks(request, num_full)
-        for index in range(len(chain.entries), num_full):
-            self._state.pool.register(chain, index, request.block_table[index])
+        self._state.pool.register(chain, request.block_table, num_full)
 
     def _has_emitted(self, request: Request, draft: Draft) -> bool:
         """Whether the step under way sampled a token for a request."""

@@ -82,8 +82,7 @@ class Grants:
         self._reader.read_blocks(request, num_full)
         hits, back = draft.admitted.get(request, ()), draft.swapped_in.get(request, ())
         table = [*request.block_table, *hits, *back, *draft.new_blocks[request]]
-        for index in range(len(chain.entries), num_full):
-            self._pool.register(chain, index, table[index])
+        self._pool.register(chain, table, num_full)
 
     def defer(self, draft: Draft, request: Request, obstacle: Deferral) -> None:
         """Let a request of the queue wait, and find out all that it lacks where that is news."""

@@ -29,8 +29,7 @@ def store(pool, tokens, **options):
     new = pool.allocate(-(-len(tokens) // block_size) - len(hits))
     assert new is not None
     table = hits + new
-    for index in range(len(hits), len(chain.contents)):
-        pool.register(chain, index, table[index])
+    pool.register(chain, table, len(chain.contents))
     return table, len(hits)
 
 
@@ -186,8 +185,8 @@ def test_one_block_is_kept_for_each_content():
     pool = BlockPool(4)
     chain, twin = chain_of([1, 2]), chain_of([1, 2])
     (block,), (copy,) = pool.allocate(1), pool.allocate(1)
-    pool.register(chain, 0, block)
-    pool.register(twin, 0, copy)
+    pool.register(chain, [block], 1)
+    pool.register(twin, [copy], 1)
 
     assert pool.match(chain_of([1, 2]), 1) == [block]
 
@@ -204,21 +203,33 @@ def test_a_text_goes_on_under_the_entry_of_the_older_twin():
     pool = BlockPool(6)
     first, second = chain_of([1, 2, 3, 4]), chain_of([1, 2, 3, 4])
     table, twin = pool.allocate(1), pool.allocate(2)
-    pool.register(first, 0, table[0])
-    pool.register(second, 0, twin[0])
-    pool.register(second, 1, twin[1])
+    pool.register(first, table, 1)
+    pool.register(second, twin, 2)
 
     assert pool.match(chain_of([1, 2, 3, 4]), 2) == [table[0], twin[1]]
 
 
-def test_a_level_after_a_missing_one_is_not_indexed():
-    pool = BlockPool(4)
-    chain = chain_of([1, 2, 3, 4])
-    table = pool.allocate(2)
-    pool.register(chain, 1, table[1])
-    pool.release(table)
+def test_a_level_after_one_whose_hash_collides_is_not_indexed():
+    pool = BlockPool(6)
+    first, second = (
+        chain_of(tokens, hasher=lambda _, tokens: tokens[:1]) for tokens in ([1, 2], [1, 3, 4, 4])
+    )
+    table, other = pool.allocate(1), pool.allocate(2)
+    pool.register(first, table, 1)
+    pool.register(second, other, 2)
+    pool.release(other)
 
-    assert counts(pool) == (4, 0, 0)
+    assert counts(pool) == (5, 0, 1)
+    assert pool.match(second, 2) == []
+
+
+def test_content_of_a_block_without_reader_is_not_indexed():
+    pool = BlockPool(2)
+    blocks = pool.allocate(1)
+    pool.release(blocks)
+
+    with pytest.raises(InvariantViolation, match="content of a block without reader"):
+        pool.register(chain_of([1, 2]), blocks, 1)
 
 
 def test_forgotten_content_is_found_no_more_but_stays_readable():
@@ -267,7 +278,7 @@ def test_rollback_restores_every_place_and_order():
     pool.begin()
     pool.acquire(pool.match(chain, 2), chain)
     new = pool.allocate(4)
-    pool.register(chain, 2, new[0])
+    pool.register(chain, [*old, *new], 3)
     pool.release(kept)
     pool.allocate(1)
     pool.release(new)

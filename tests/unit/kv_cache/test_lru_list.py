@@ -5,8 +5,7 @@ from everbatch.kv_cache.lru_list import LruList
 
 def filled(*blocks, capacity=6):
     lru = LruList(capacity)
-    for block in blocks:
-        lru.append(block)
+    lru.extend(blocks)
     return lru
 
 
@@ -14,9 +13,39 @@ def test_oldest_comes_first_and_leaves_first():
     lru = filled(3, 0, 5)
 
     assert list(lru) == [3, 0, 5]
-    assert lru.pop_oldest() == 3
+    assert lru.pop_oldest(1) == [3]
     assert list(lru) == [0, 5]
     assert lru.count == 2
+
+
+def test_the_oldest_leave_together_and_come_back_together():
+    for count in range(4):
+        lru = filled(3, 0, 5)
+        taken = lru.pop_oldest(count)
+
+        assert taken == [3, 0, 5][:count]
+        assert list(lru) == [3, 0, 5][count:]
+
+        lru.append(1)
+        lru.remove(1)
+        lru.restore_oldest(taken)
+
+        assert list(lru) == [3, 0, 5]
+        assert lru.count == 3
+
+
+def test_blocks_added_together_are_those_added_one_by_one():
+    for blocks in ([], [4], [4, 1, 2]):
+        together, one_by_one = filled(3, 0), filled(3, 0)
+        together.extend(blocks)
+        for block in blocks:
+            one_by_one.append(block)
+        lists = together, one_by_one
+        for lru in lists:
+            lru.remove(0)
+
+        assert list(together) == list(one_by_one) == [3, *blocks]
+        assert together.count == one_by_one.count
 
 
 def test_blocks_leave_from_anywhere():
@@ -61,4 +90,5 @@ def test_a_block_that_was_added_again_meanwhile_returns_to_its_old_place():
     lru.remove(0)
 
     assert list(lru) == [1, 2]
-    assert [lru.pop_oldest(), lru.pop_oldest(), lru.count] == [1, 2, 0]
+    assert lru.pop_oldest(2) == [1, 2]
+    assert lru.count == 0
