@@ -65,6 +65,11 @@ class SimulatedText:
         start, left = blocks.start * block_size, len(blocks) * block_size
         room = block_size
         for piece in (*self.pieces[:-1], outputs):
+            if not start and left and room == len(piece) == block_size and type(piece) is range:
+                # A whole block: those of a trace that names its blocks are such.
+                found.append(_run_bytes(piece))
+                start += block_size
+                left -= block_size
             while start < len(piece) and left:
                 part = piece[start : start + room]
                 parts.append(part)

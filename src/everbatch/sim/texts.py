@@ -35,11 +35,11 @@ class TextMaker:
         """Make a request's text; call it once a request."""
         prompt = spec.prompt
         pieces: list[Piece] = [] if prompt.token_ids is None else [prompt.token_ids]
-        for segment in prompt.segments:
-            if segment.text is None:
-                pieces.append(self._take(segment.tokens))
+        for text, num_tokens in prompt.segments:
+            if text is None:
+                pieces.append(self._take(num_tokens))
             else:
-                pieces += self._named(segment.text, segment.tokens)
+                pieces += self._named(text, num_tokens)
         num_outputs = min(spec.output_tokens, spec.max_tokens)
         outputs = [self._take(num_outputs) for _ in range(spec.num_samples)]
         return SimulatedText((*pieces, outputs[0]), spec.output_tokens, tuple(outputs[1:]))

@@ -130,4 +130,4 @@ def hashed_prefix(ids: object, block_size: int, num_tokens: int, line: int) -> t
 
 def prefix_tokens(prefix: Iterable[Segment]) -> int:
     """Give how many tokens the pieces have together."""
-    return sum(piece.tokens for piece in prefix)
+    return sum([num_tokens for _, num_tokens in prefix])
