@@ -57,23 +57,13 @@ class EngineMetrics:
 
     def __init__(self) -> None:
         self._sums = EngineStats()
-        self._folds: dict[type[Event], Callable[[Any], None]] = {
-            StepRan: self._fold_step,
-            QuietSteps: self._fold_quiet,
-            Arrived: self._fold_arrived,
-            Rejected: self._fold_rejected,
-            Admitted: self._fold_admitted,
-            Preempted: self._fold_preempted,
-            Finished: self._fold_finished,
-        }
 
     def fold(self, events: Iterable[Event]) -> None:
         """Count events."""
-        folds = self._folds
         for event in events:
-            fold = folds.get(type(event))
+            fold = _FOLDS.get(type(event))
             if fold is not None:
-                fold(event)
+                fold(self, event)
 
     def fold_steps(self, steps: StepsRan) -> None:
         """Count steps that are told together."""
@@ -118,3 +108,14 @@ class EngineMetrics:
     def stats(self, **gauges: int) -> EngineStats:
         """Give the sums so far together with the gauges handed in."""
         return replace(self._sums, num_finished=dict(self._sums.num_finished), **gauges)
+
+
+_FOLDS: dict[type[Event], Callable[[EngineMetrics, Any], None]] = {
+    StepRan: EngineMetrics._fold_step,
+    QuietSteps: EngineMetrics._fold_quiet,
+    Arrived: EngineMetrics._fold_arrived,
+    Rejected: EngineMetrics._fold_rejected,
+    Admitted: EngineMetrics._fold_admitted,
+    Preempted: EngineMetrics._fold_preempted,
+    Finished: EngineMetrics._fold_finished,
+}

@@ -90,15 +90,6 @@ class Accounts:
         self._longest_gaps = LongestGaps() if "itl" in goals else None
         self._is_meanwhile = False
         """Whether what is told now happened while a step ran, of which was told just before."""
-        self._folds: dict[type[Event], Callable[[Any], None]] = {
-            StepRan: self._fold_step,
-            Admitted: self._fold_admitted,
-            Decoding: self._fold_decoding,
-            Finished: self._fold_finished,
-            SampleFinished: self._fold_ended,
-            Preempted: self._fold_preempted,
-            Arrived: self._fold_arrived,
-        }
 
     def expect(self, spec: RequestSpec) -> None:
         """A request is known, and has perhaps not come yet."""
@@ -108,11 +99,10 @@ class Accounts:
     def fold(self, events: Iterable[Event]) -> None:
         """Count events, in order."""
         self._is_meanwhile = False
-        folds = self._folds
         for event in events:
-            fold = folds.get(type(event))
+            fold = _FOLDS.get(type(event))
             if fold is not None:
-                fold(event)
+                fold(self, event)
 
     def fold_steps(self, steps: StepsRan) -> None:
         """Count steps that are told together."""
@@ -337,6 +327,17 @@ class Accounts:
         if record.preempted_at is not None:
             record.preempted_wait += now - record.preempted_at
             record.preempted_at = None
+
+
+_FOLDS: dict[type[Event], Callable[[Accounts, Any], None]] = {
+    StepRan: Accounts._fold_step,
+    Admitted: Accounts._fold_admitted,
+    Decoding: Accounts._fold_decoding,
+    Finished: Accounts._fold_finished,
+    SampleFinished: Accounts._fold_ended,
+    Preempted: Accounts._fold_preempted,
+    Arrived: Accounts._fold_arrived,
+}
 
 
 def _request_id(request: Request) -> str:

@@ -13,6 +13,7 @@ written and the summary itself end at the horizon.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TextIO
+from weakref import proxy
 
 from everbatch.base.clock import VirtualClock
 from everbatch.base.events import Event, Finished, Preempted
@@ -285,9 +286,8 @@ class SimulatedRun:
 
     def _next_event(self) -> int:
         """Give the time from which on something besides steps may be due."""
-        arrival, time = self._world.next_arrival, NEVER
-        if arrival is not None:
-            time = arrival
+        arrival = self._world.next_arrival
+        time = NEVER if arrival is None else arrival
         if self._points and self._points[-1] < time:
             time = self._points[-1]
         if deadlines := self.engine.scheduler.state.deadlines:
@@ -376,12 +376,10 @@ class _WatchedExecutor:
 
     def __init__(self, executor: SimulatedExecutor, run: SimulatedRun, failures: Failures) -> None:
         self._executor = executor
-        self._run = run
+        # The run holds the engine, which holds this: it is to go as soon as it is over.
+        self._run = proxy(run)
         self._failures = failures
-
-    @property
-    def tokens(self) -> TokenStore:
-        return self._executor.tokens
+        self.tokens: TokenStore = executor.tokens
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         self._run.about_to_run(plan)
