@@ -172,6 +172,33 @@ def test_a_header_longer_than_a_chunk_is_read(tmp_path: Path) -> None:
     assert metadata["tokenizer.ggml.token_type"] == list(range(150_000))
 
 
+@pytest.mark.parametrize("length", [0, 1, 1_000, (1 << 20) - 8, 1 << 20, 3 << 20])
+def test_strings_are_read_wherever_a_chunk_ends(length: int) -> None:
+    words = [f"ä{number}{'x' * length}" for number in range(7)] + ["", "ß"]
+    strings = array(STRING, len(words), b"".join(text(word.encode()) for word in words))
+    content = header(entry(b"a", ARRAY, strings), num_entries=1)
+
+    assert read(content).metadata["a"] == words
+
+
+@pytest.mark.parametrize("place", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (text(b"\xff"), "'a' is not valid UTF-8"),
+        (struct.pack("<Q", MAX_STRING_BYTES + 1) + b"x", "bytes long, the limit is"),
+        (struct.pack("<Q", MAX_STRING_BYTES) + b"x", "truncated: the value of 'a' ends"),
+    ],
+)
+def test_one_broken_string_among_many_is_named(wrong: bytes, named: str, place: int) -> None:
+    words = [text(b"word")] * 4
+    words.insert(place, wrong)
+    content = header(entry(b"a", ARRAY, array(STRING, 5, b"".join(words))), num_entries=1)
+
+    with pytest.raises(ModelLoadError, match=named):
+        read(content)
+
+
 def broken(**cases: tuple[bytes, str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("content", "named"), list(cases.values()), ids=list(cases.keys())

@@ -195,6 +195,29 @@ class _Reader:
         except UnicodeDecodeError as error:
             self.fail(f"{what} is not valid UTF-8: {error}")
 
+    def read_strings(self, count: int, what: str) -> list[str]:
+        """The same `count` times. A vocabulary and its merges are 100,000 strings, so those that
+        lie in the window, as nearly all do, are taken in one loop: a quarter of the time."""
+        strings: list[str] = []
+        length_of = _U64.unpack_from
+        while len(strings) < count:
+            window, place, end = self._window, self._next, len(self._window)
+            for _ in range(count - len(strings)):
+                if place + 8 > end:
+                    break
+                stop = place + 8 + length_of(window, place)[0]
+                if stop > end or stop - place - 8 > MAX_STRING_BYTES:
+                    break
+                try:
+                    strings.append(window[place + 8 : stop].decode("utf-8"))
+                except UnicodeDecodeError:
+                    break
+                place = stop
+            self._next = place
+            if len(strings) < count:  # The one that did not fit, or is refused.
+                strings.append(self.read_string(what))
+        return strings
+
     def require(self, num_bytes: int, what: str) -> None:
         """Have the next `num_bytes` in the window, or fail because the file ends before."""
         if self._next + num_bytes <= len(self._window):
@@ -267,7 +290,7 @@ def _read_value(reader: _Reader, key: str) -> object:
 
 def _read_items(reader: _Reader, type_id: int, count: int, what: str) -> list[object]:
     if type_id == _STRING:
-        return [reader.read_string(what) for _ in range(count)]
+        return list(reader.read_strings(count, what))
     if type_id not in _SCALARS:
         reader.fail(f"{what} has the unknown value type {type_id}")
     numbers = reader.read_numbers(_SCALARS[type_id], count, what)
