@@ -8,6 +8,9 @@ import pytest
 from load.growth import GROWTH, NUM_WARM, Course, made_llm, rounds
 
 pytest.importorskip("everbatch.kernels._native", reason="the native kernels were not built")
+pytestmark = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="counts the heap as glibc does"
+)
 
 
 @pytest.mark.full
