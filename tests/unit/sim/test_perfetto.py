@@ -1,9 +1,13 @@
 """`--perfetto`: spans and counters of a run, as a trace viewer reads them."""
 
 import json
+from itertools import pairwise
+from random import Random
 
 import pytest
 from command_line import everbatch, scenario_text
+
+from everbatch.sim.perfetto import microseconds
 
 REQUESTS = [
     {"id": "a", "prompt_tokens": 4, "output_tokens": 7},
@@ -104,3 +108,55 @@ def test_a_run_of_nobody_is_a_trace_too(traced):
     gone = [{"id": "a", "prompt_tokens": 4, "output_tokens": 7, "abort_at": 0}]
 
     assert [event["ph"] for event in traced(gone)] == ["M"]
+
+
+def test_slots_stand_in_order(traced):
+    order = [
+        (event["tid"], event["args"]["sort_index"])
+        for event in traced()
+        if event["name"] == "thread_sort_index"
+    ]
+
+    assert order == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("to_ns", [int, round])
+def test_a_reader_gets_every_nanosecond_whether_it_cuts_or_rounds(to_ns):
+    draw = Random(0)
+    times = [draw.randrange(10 ** draw.randrange(1, 16)) for _ in range(20_000)]
+    written = json.loads(json.dumps([microseconds(time) for time in times]))
+
+    assert [to_ns(time_us * 1000.0) for time_us in written] == times
+
+
+def test_spans_of_a_slot_never_overlap_in_a_reader_that_cuts(tmp_path):
+    trace = tmp_path / "trace.json"
+    assert everbatch("simulate", "incident", "--json", "--perfetto", trace).status == 0
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    by_slot: dict[int, list[tuple[int, int]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            start, length = int(event["ts"] * 1000.0), int(event["dur"] * 1000.0)
+            by_slot.setdefault(event["tid"], []).append((start, start + length))
+
+    assert sum(map(len, by_slot.values())) > 500
+    for spans_of_slot in by_slot.values():
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans_of_slot))
+
+
+def test_every_event_has_what_its_phase_needs(tmp_path):
+    trace = tmp_path / "trace.json"
+    assert everbatch("simulate", "incident", "--json", "--perfetto", trace).status == 0
+    told = json.loads(trace.read_text(encoding="utf-8"))
+
+    assert told["displayTimeUnit"] == "ms"
+    needed = {"M": {"args", "tid"}, "X": {"ts", "dur", "tid", "cat"}, "C": {"ts", "args"}}
+    for event in told["traceEvents"]:
+        assert {"name", "ph", "pid"} | needed[event["ph"]] <= set(event)
+    counters: dict[str, list[float]] = {}
+    for event in told["traceEvents"]:
+        if event["ph"] == "C":
+            counters.setdefault(event["name"], []).append(event["ts"])
+            assert all(type(value) is int for value in event["args"].values())
+    assert sorted(counters) == ["KV blocks", "queue", "step tokens"]
+    assert all(times == sorted(times) for times in counters.values())
