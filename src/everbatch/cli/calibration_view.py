@@ -12,17 +12,10 @@ from everbatch.base.units import NS_PER_MS, counted
 from everbatch.calibration.calibrate import UNITS, Calibration
 from everbatch.calibration.fit import PRICES
 from everbatch.calibration.requests import POINTS, RequestCalibration
-from everbatch.cli.run_view import make_console
+from everbatch.cli.run_view import COUNT_WORDS, make_console
 from everbatch.costs.profile import Profile
 
 _NS_PER_US = 1_000
-_COUNTS = {
-    "num_decodes": "requests that decode",
-    "decode_context": "tokens of their context, in all",
-    "num_chunks": "prompts in a step",
-    "prefill_tokens": "tokens of prompts",
-    "prefill_pairs": "pairs of query and key",
-}
 
 
 def print_calibration(calibration: Calibration, console: Console | None = None) -> None:
@@ -143,5 +136,5 @@ def _region(profile: Profile, num_outside: Mapping[str, int] | None = None) -> T
         table.add_column("steps of the log outside", justify="right")
     for name, (low, high) in profile.region.ranges.items():
         told = [] if num_outside is None else [f"{num_outside.get(name, 0):,}"]
-        table.add_row(_COUNTS[name], f"{low:,}", f"{high:,}", *told)
+        table.add_row(COUNT_WORDS[name], f"{low:,}", f"{high:,}", *told)
     return table

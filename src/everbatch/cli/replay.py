@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,8 +23,14 @@ from everbatch.sim.recorded import RecordedLog, RecordedStepTimes, read_log, rec
 from everbatch.sim.run import RunOptions, simulate
 from everbatch.sim.summary import Summary
 from everbatch.workload.builtin_scenarios import find_scenario
+from everbatch.workload.run_sections import ClockSpec
 from everbatch.workload.scenario import Scenario
 
+if TYPE_CHECKING:
+    from everbatch.calibration.own_log import OwnStepTimes
+
+FITTED = "fitted"
+"""The kind of a clock whose prices were fitted to the log."""
 EXIT_OTHERWISE = 1
 MAX_SHOWN = 300
 """Characters of a line that differs."""
@@ -51,7 +57,7 @@ class _Check:
 @click.option(
     "--clock",
     metavar="SCENARIO",
-    help="Take step times from the [clock] of this scenario, not from the log.",
+    help="Take step times from the [clock] of this scenario, in place of prices fitted to the log.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
@@ -61,31 +67,36 @@ def command(
     """Replay LOG, an event log of `serve` or `simulate`.
 
     With nothing set the recorded decisions are to come out again, and it says whether they do.
+    Other steps, of other options, take what prices fitted to the log say, or --clock.
     """
     with reading_progress(log) as tell:
         recorded = read_log(log, tell)
     scenario = _other(recorded.scenario, settings, clock)
     original, check = _replay(log, recorded)
-    if scenario is None:
-        changed, comparison = None, None
-    else:
-        is_same = not settings or clock is None
-        base = original if is_same else _simulate(_timed(recorded, clock), "on the other clock")
-        changed = _simulate(scenario, "otherwise")
+    fit, changed, comparison = None, None, None
+    if scenario is not None:
+        if clock is None and not scenario.clock.unit.is_steps:
+            # numpy is imported for a fit only.
+            from everbatch.calibration.own_log import own_step_times
+
+            fit = own_step_times(log, __version__)
+        is_as_recorded = not settings or scenario.clock.unit.is_steps
+        base = original if is_as_recorded else _simulate(_timed(recorded, clock), fit)
+        changed = _simulate(scenario, fit)
         comparison = compare(base, changed)
         # Other slots are an option here, and another clock was asked for.
         comparison.obstacles.clear()
     if as_json:
-        _dump(log, recorded, original, check, changed, comparison)
+        _dump(log, recorded, original, check, fit, changed, comparison)
     else:
-        _print(log, recorded, check, settings, clock, comparison)
+        _print(log, recorded, check, settings, clock, fit, changed, comparison)
     if check.difference is not None:
         context.exit(EXIT_OTHERWISE)
 
 
 def _replay(path: Path, recorded: RecordedLog) -> tuple[Summary, _Check]:
     """Run the log as it was."""
-    decisions = DecisionCheck(recorded_events(path))
+    decisions = DecisionCheck(recorded_events(path), is_torn=recorded.is_torn)
     is_steps = recorded.scenario.clock.unit.is_steps
     times = None if is_steps else RecordedStepTimes(recorded.durations)
     with run_progress(recorded.scenario, "as recorded") as tell:
@@ -95,9 +106,14 @@ def _replay(path: Path, recorded: RecordedLog) -> tuple[Summary, _Check]:
     return summary, _Check(digest, decisions.num_decisions, decisions.difference)
 
 
-def _simulate(scenario: Scenario, what: str) -> Summary:
-    with run_progress(scenario, what) as tell:
-        return simulate(scenario, options=RunOptions(progress=tell))
+def _simulate(scenario: Scenario, fit: "OwnStepTimes | None") -> Summary:
+    """Run a scenario on its clock, or on one that was fitted to the log."""
+    times = None if fit is None else fit.step_time()
+    with run_progress(scenario, "otherwise") as tell:
+        summary = simulate(scenario, options=RunOptions(times, progress=tell))
+    if times is not None:
+        summary["outside_profile"] = times.num_outside
+    return summary
 
 
 def _other(scenario: Scenario, settings: Sequence[str], clock: str | None) -> Scenario | None:
@@ -114,18 +130,14 @@ def _other(scenario: Scenario, settings: Sequence[str], clock: str | None) -> Sc
     elif not settings:
         return None
     elif not is_steps:
-        raise ConfigError(
-            "another configuration makes other steps, and the log does not tell how long those "
-            "take: give --clock SCENARIO, whose [clock] does"
-        )
+        scenario = replace(scenario, clock=ClockSpec(FITTED))
     return scenario.with_settings(settings)
 
 
 def _timed(recorded: RecordedLog, clock: str | None) -> Scenario:
-    """Give the log's own configuration on another clock."""
+    """Give the log's own configuration on the clock that both sides have."""
     timed = _other(recorded.scenario, (), clock)
-    assert timed is not None
-    return timed
+    return replace(recorded.scenario, clock=ClockSpec(FITTED)) if timed is None else timed
 
 
 def _dump(
@@ -133,6 +145,7 @@ def _dump(
     recorded: RecordedLog,
     original: Summary,
     check: _Check,
+    fit: "OwnStepTimes | None",
     changed: Summary | None,
     comparison: Comparison | None,
 ) -> None:
@@ -143,6 +156,7 @@ def _dump(
         **asdict(check),
         "notes": recorded.notes,
         "recorded": original,
+        "fit": None if fit is None else fit.facts(),
         "changed": changed,
         "comparison": None if comparison is None else asdict(comparison),
     }
@@ -155,6 +169,8 @@ def _print(
     check: _Check,
     settings: Sequence[str],
     clock: str | None,
+    fit: "OwnStepTimes | None",
+    changed: Summary | None,
     comparison: Comparison | None,
 ) -> None:
     requests, steps = len(recorded.scenario.requests), len(recorded.durations)
@@ -172,14 +188,19 @@ def _print(
             f"other decisions than recorded from number {check.num_decisions:,} on:\n"
             f"  recorded {before}\n  replayed {after}"
         )
-    if comparison is None:
+    if changed is None or comparison is None:
         return
     # rich is imported for tables only.
     from everbatch.cli.comparison_view import print_comparison
-    from everbatch.cli.run_view import make_console
+    from everbatch.cli.run_view import make_console, outside
 
+    if fit is not None:
+        click.echo(fit.told())
+        for sentence in outside(changed):
+            click.echo(f"B is {sentence}")
     console = make_console()
-    times = "recorded step times" if clock is None else f"the clock of {clock}"
+    own = "recorded step times" if fit is None else "fitted step times"
+    times = own if clock is None else f"the clock of {clock}"
     a = f"as recorded, {times if settings else 'recorded step times'}"
     b = f"{' '.join(settings) or 'as recorded'}, {times}"
     console.print(f"\nA = {a}; B = {b}\n", soft_wrap=True)

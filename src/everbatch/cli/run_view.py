@@ -39,6 +39,14 @@ SECOND_TIMES = {
     "first token": "first_token_s",
     "end": "finished_s",
 }
+COUNT_WORDS = {
+    "num_decodes": "requests that decode",
+    "decode_context": "tokens of their context, in all",
+    "num_chunks": "prompts in a step",
+    "prefill_tokens": "tokens of prompts",
+    "prefill_pairs": "pairs of query and key",
+}
+"""What a step has, of which a profile covers a range."""
 STATISTICS = ("mean", "p50", "p90", "p99")
 
 
@@ -73,7 +81,7 @@ def print_run(summary: Summary, timeline: SlotHistory, console: Console | None =
         f"{summary['scenario']}: {counted(summary['steps'], 'step')}{lasted}, "
         f"{counted(slots, 'slot')}\n"
     )
-    notes = [*summary["workload"]["notes"], *_outside(summary), summary["overload"]]
+    notes = [*summary["workload"]["notes"], *outside(summary), summary["overload"]]
     for note in filter(None, notes):
         console.print(note, soft_wrap=True)
     console.print(_figures(summary))
@@ -177,10 +185,10 @@ def figure_rows(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _outside(summary: Summary) -> list[str]:
+def outside(summary: Summary) -> list[str]:
     """Say where a profile was asked for what it had not seen."""
     return [
-        f"outside the profile: {count:,} of {summary['steps']:,} steps, in {name}"
+        f"outside the profile: {count:,} of {summary['steps']:,} steps, in {COUNT_WORDS[name]}"
         for name, count in (summary["outside_profile"] or {}).items()
     ]
 

@@ -28,6 +28,7 @@ FIGURES = (
 RATES = ("throughput", "goodput")
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 STEP_TIME = "step of {:,} to {:,} tokens"
+STEP_TIME_OF_ONE = "step of 1 token"
 _TIMES = ("first_token_step", "finished_step")
 _TIMES_S = ("first_token_s", "finished_s")
 TABLES = ("config", "workload", "idle_slot_iterations", *LATENCIES)
@@ -221,12 +222,16 @@ def _step_times(a: Summary, b: Summary) -> list[Difference]:
     """Hold steps of about as many tokens against each other."""
     of_a, of_b = (
         {
-            STEP_TIME.format(*row["tokens"]): row["mean"]
+            _step_time(*row["tokens"]): row["mean"]
             for row in sorted(summary.get("step_times") or (), key=lambda row: row["tokens"])
         }
         for summary in (a, b)
     )
     return [Difference(name, of_a[name], of_b[name]) for name in of_a if name in of_b]
+
+
+def _step_time(first: int, last: int) -> str:
+    return STEP_TIME_OF_ONE if last == 1 else STEP_TIME.format(first, last)
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -16,7 +16,9 @@ from everbatch.scheduler.scheduler import Scheduler
 class DecisionCheck:
     """Looks on while a run goes by, and holds each decision against the recorded one."""
 
-    def __init__(self, recorded: Iterator[Event]) -> None:
+    def __init__(self, recorded: Iterator[Event], *, is_torn: bool = False) -> None:
+        """`is_torn`: what the last step decided may have been lost with the log's last line."""
+        self._is_torn = is_torn
         self.difference: tuple[str | None, str | None] | None = None
         """The first lines that differ, as recorded and as replayed; None: nothing there."""
         self.num_decisions = 0
@@ -51,8 +53,10 @@ class DecisionCheck:
     def _check(self, line: str) -> None:
         self._digest.update(line.encode("utf-8", "surrogatepass"))
         if self.difference is None:
-            self.num_decisions += 1
             recorded = next(self._recorded, None)
+            if recorded is None and self._is_torn:
+                return
+            self.num_decisions += 1
             if recorded != line:
                 self.difference = (recorded, line)
 

@@ -82,6 +82,8 @@ class RecordedLog:
     scenario: Scenario
     durations: list[int]
     notes: list[str]
+    is_torn: bool = False
+    """Whether it ends in the middle of a line."""
 
 
 def read_log(path: Path, progress: BytesRead | None = None) -> RecordedLog:
@@ -98,9 +100,14 @@ def read_log(path: Path, progress: BytesRead | None = None) -> RecordedLog:
             )
         for event in recorded_events(path, progress):
             reader.take(event)
+        is_torn = _is_torn(path)
     except OSError as error:
         raise ConfigError(f"cannot read the event log {path} ({error.strerror})") from error
-    return reader.finish(path.stem)
+    log = reader.finish(path.stem)
+    log.is_torn = is_torn
+    if is_torn:
+        log.notes.append("the last line is torn, as a process that is killed leaves it: not read")
+    return log
 
 
 def recorded_events(path: Path, progress: BytesRead | None = None) -> Iterator[Event]:
@@ -110,6 +117,13 @@ def recorded_events(path: Path, progress: BytesRead | None = None) -> Iterator[E
             if progress is not None and number % EVENTS_A_REPORT == 0:
                 progress(os.lseek(file.fileno(), 0, os.SEEK_CUR))
             yield event
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether a log, which is not empty, ends in the middle of a line."""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def _open(path: Path) -> TextIO:

@@ -79,7 +79,7 @@ def test_a_clock_takes_the_profile_and_says_where_it_is_asked_for_more(log, tmp_
 
     assert inside["outside_profile"].get("num_decodes", 0) == 0
     assert "outside the profile: " in outside
-    assert " steps, in num_decodes" in outside
+    assert " steps, in requests that decode" in outside
 
 
 def test_the_same_log_gives_the_same_profile_with_the_day_of_the_log(log, tmp_path):

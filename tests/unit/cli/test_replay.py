@@ -1,6 +1,7 @@
 """`everbatch replay`: what it says of a log, alone and under another configuration."""
 
 import json
+import re
 
 import pytest
 from command_line import everbatch, scenario_text
@@ -59,7 +60,7 @@ def test_people_see_a_table(log):
     assert "1 request pays" in out
 
 
-def test_a_log_in_seconds_needs_a_clock_for_other_steps(log, tmp_path):
+def test_a_short_log_in_seconds_needs_a_clock_for_other_steps(log, tmp_path):
     path = log(SECONDS, num_blocks=4)
     refused = everbatch("replay", path, "--set", "num_blocks=8")
     answer = everbatch(
@@ -68,6 +69,7 @@ def test_a_log_in_seconds_needs_a_clock_for_other_steps(log, tmp_path):
     result = json.loads(answer.out)
 
     assert refused.status == 2
+    assert "a fit needs 20 of each" in refused.err
     assert "give --clock SCENARIO" in refused.err
     assert result["reproduced"] is True
     assert result["changed"]["num_preemptions"] == 0
@@ -122,3 +124,72 @@ def test_a_log_in_a_pipe_is_refused_since_it_is_read_twice():
 
     assert answer.status == 2
     assert "must be a file" in answer.err
+
+
+LONG = {
+    "run": {"seed": 1},
+    "clock": {"kind": "roofline", "noise": 0.05},
+    "hardware": {"name": "h100-sxm"},
+    "model": {"name": "llama-3.1-8b"},
+    "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 512, "num_blocks": 2000},
+    "workload": {
+        **{"arrivals": "poisson", "rate": 20, "num_requests": 80},
+        "prompt": {"lengths": "uniform", "min": 20, "max": 600},
+        "output": {"lengths": "uniform", "min": 5, "max": 60},
+    },
+}
+
+
+@pytest.fixture
+def long_log(tmp_path):
+    """Runs a scenario of some hundred steps in seconds and gives its log and its summary."""
+    scenario, path = tmp_path / "long.json", tmp_path / "long.jsonl"
+    scenario.write_text(json.dumps(LONG), encoding="utf-8")
+    answer = everbatch("simulate", scenario, "--json", "--events", path)
+    assert answer.status == 0, answer.err
+    return path, json.loads(answer.out)
+
+
+def test_other_steps_take_what_prices_fitted_to_the_log_say(long_log):
+    path, summary = long_log
+    answer = everbatch("replay", path, "--set", "max_num_batched_tokens=128", "--json")
+    result = json.loads(answer.out)
+    figures = {figure["name"]: figure for figure in result["comparison"]["figures"]}
+
+    assert answer.status == 0
+    assert result["reproduced"] is True
+    assert result["changed"]["clock"] == "fitted"
+    assert result["fit"]["held_out"]["all"]["mean"] < 0.1
+    # Of the fit, not of the record; but near it.
+    recorded, fitted = summary["itl"]["mean"], figures["itl mean"]["a"]
+    assert fitted == pytest.approx(recorded, rel=0.05) and fitted != recorded
+    assert figures["itl p99"]["b"] < figures["itl p99"]["a"]
+
+
+def test_people_are_told_what_the_fit_is_worth(long_log):
+    path, _ = long_log
+    out = everbatch("replay", path, "--set", "max_num_seqs=64").out
+
+    assert "step times: fitted to this log; of " in out
+    assert "A = as recorded, fitted step times; B = max_num_seqs=64, fitted step times" in out
+
+
+def test_steps_of_which_the_log_has_no_like_are_told(long_log):
+    path, _ = long_log
+    out = everbatch("replay", path, "--set", "max_num_batched_tokens=4096").out
+
+    assert re.search(
+        r"^B is outside the profile: \d+ of \d+ steps, in tokens of", out, re.MULTILINE
+    )
+
+
+def test_a_last_line_that_is_torn_is_told(log, tmp_path):
+    path = log(num_blocks=4)
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    (tmp_path / "torn.jsonl").write_text(text[:-5], encoding="utf-8")
+    whole, torn = everbatch("replay", path), everbatch("replay", tmp_path / "torn.jsonl")
+
+    assert "line is torn" not in whole.out
+    assert "the last line is torn" in torn.out
+    assert torn.status == 0
