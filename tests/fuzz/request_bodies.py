@@ -5,6 +5,7 @@ from functools import cache
 
 from fuzz.target import Target
 from server.fakes import byte_tokenizer
+from starlette.datastructures import Headers
 
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.token_checks import check_min_tokens, check_sampling_ids, check_token_ids
@@ -32,7 +33,7 @@ def _tokenizer():
 
 def _completion(body: bytes) -> None:
     wanted = read_completion(body, 16)
-    common = with_headers(wanted.common, {"x-tenant": "a"}, KeyOwner())
+    common = with_headers(wanted.common, Headers({"x-tenant": "a"}), KeyOwner())
     check_sampling_ids(common.sampling, VOCAB_SIZE)
     check_min_tokens(common.sampling, 10)
     for prompt in wanted.prompts:
