@@ -16,6 +16,9 @@ from everbatch.server.errors import ApiError, bad_request
 
 # Wide enough for a seed of 64 bits; what lies beyond cannot be a float or an int of any model.
 MAX_NUMBER = 2**64
+MAX_DEPTH = 128
+"""Of arrays and objects in each other, the body itself counted. Far from what a stack holds: the
+answer does not depend on how many calls deep a body is read."""
 MAX_SHOWN_LENGTH = 80
 """Of a value that a message quotes: a schema may have thousands of characters."""
 
@@ -60,9 +63,9 @@ def decode_object(body: bytes) -> dict[str, Json]:
     msgspec refuses NaN, Infinity, invalid UTF-8, lone surrogates and trailing characters.
     """
     try:
-        value = _decoder.decode(body)
-    except RecursionError:
-        raise bad_request("the body is nested too deeply", code="invalid_json") from None
+        value = decode_json(body)
+    except NestedTooDeeply as error:
+        raise bad_request(f"the body is {error}", code="invalid_json") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -70,6 +73,39 @@ def decode_object(body: bytes) -> dict[str, Json]:
             f"the body must be a JSON object, not {name_type(value)}", code="invalid_json"
         )
     return value
+
+
+class NestedTooDeeply(ValueError):
+    """JSON in which more than MAX_DEPTH arrays and objects stand in each other."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"nested too deeply: at most {MAX_DEPTH} arrays and objects may stand in each other"
+        )
+
+
+def decode_json(written: bytes | str) -> Json:
+    """Decode JSON; raises NestedTooDeeply, or MsgspecError where it is none."""
+    try:
+        value = _decoder.decode(written)
+    except RecursionError:
+        raise NestedTooDeeply from None
+    opening: tuple[Any, Any] = (b"[", b"{") if isinstance(written, bytes) else ("[", "{")
+    # Counting takes a hundredth of the time of walking; hardly a body has so many.
+    if sum(map(written.count, opening)) > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+        raise NestedTooDeeply
+    return value
+
+
+def _is_deeper(value: Json, depth: int) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        inner: list[Json] = []
+        for one in level:
+            items = one.values() if isinstance(one, dict) else one
+            inner += [item for item in items if isinstance(item, dict | list)]
+        level = inner
+    return bool(level)
 
 
 class Fields:

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from everbatch.server.fields import Fields, IsNeutral, Json, name_type, nothing, only
+from everbatch.server.fields import (
+    Fields,
+    IsNeutral,
+    Json,
+    NestedTooDeeply,
+    decode_json,
+    name_type,
+    nothing,
+    only,
+)
 from everbatch.server.tool_calls import Tool
 
 MAX_TOOLS = 128
@@ -147,8 +156,10 @@ def take_arguments(function: Fields) -> dict[str, Json]:
     """Take the arguments of a call: JSON as text. Absent: none."""
     text = function.text("arguments", MAX_DESCRIPTION_LENGTH) or "{}"
     try:
-        arguments = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        arguments = decode_json(text)
+    except NestedTooDeeply as error:
+        raise function.bad("arguments", f"is {error}") from None
+    except msgspec.MsgspecError as error:
         raise function.bad("arguments", f"is not JSON: {error}") from None
     if not isinstance(arguments, dict):
         raise function.bad("arguments", f"must be an object, not {name_type(arguments)}")
