@@ -5,6 +5,7 @@ import threading
 
 from server.fakes import async_test, in_process, make_harness
 
+from everbatch.tokenizer import chat_template
 from everbatch.tokenizer.chat_template import ChatTemplate
 
 CHAT = "/v1/chat/completions"
@@ -45,6 +46,29 @@ def test_slow_template_is_rendered_beside_the_event_loop(monkeypatch) -> None:
     assert threads.names != [threading.main_thread().name]
 
 
+def test_template_is_compiled_beside_the_event_loop_and_once(monkeypatch) -> None:
+    compiled_on: list[str] = []
+    compile_now = chat_template._compile
+
+    def noting(source: str):  # type: ignore[no-untyped-def]
+        compiled_on.append(threading.current_thread().name)
+        return compile_now(source)
+
+    monkeypatch.setattr(chat_template, "_compile", noting)
+
+    @async_test
+    async def run() -> None:
+        async with in_process(make_harness()) as client:
+            asked = [client.post(CHAT, json=HELLO) for _ in range(3)]
+            answers = await asyncio.gather(*asked)
+
+        assert [answer.status_code for answer in answers] == [200] * 3
+
+    run()
+    assert len(compiled_on) == 1
+    assert compiled_on != [threading.main_thread().name]
+
+
 def test_conversation_with_large_tools_is_rendered_beside_the_event_loop(monkeypatch) -> None:
     threads = Threads(monkeypatch)
     template = "{% if tools %}<tool_call> arguments{% endif %}{{ messages|length }}"
@@ -53,6 +77,8 @@ def test_conversation_with_large_tools_is_rendered_beside_the_event_loop(monkeyp
     @async_test
     async def run() -> None:
         async with in_process(make_harness(template=template)) as client:
+            await client.post(CHAT, json=HELLO)
+            threads.names.clear()
             small = await client.post(CHAT, json=HELLO)
             large = await client.post("/tokenize", json={**MESSAGES, "tools": [tool]})
 

@@ -61,7 +61,8 @@ class Encoding:
             tools=[tool.shown for tool in tools],
         )
         try:
-            if num_bytes > MAX_INLINE_CHARACTERS:
+            is_compiled = self._tokenizer.chat_template.is_compiled
+            if num_bytes > MAX_INLINE_CHARACTERS or not is_compiled:
                 raise TakesLong
             text = render(max_steps=MAX_INLINE_STEPS)
         except TakesLong:

@@ -64,6 +64,11 @@ class ChatTemplate:
     def exists(self) -> bool:
         return self._source is not None
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether that was tried. The largest source that is taken needs some seconds."""
+        return self._template is not None or self._problem is not None
+
     def mentions(self, text: str) -> bool:
         """Whether its source has this text: templates tell in words how a model writes."""
         return self._source is not None and text in self._source
