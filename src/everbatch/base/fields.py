@@ -7,11 +7,13 @@ Called by the readers of scenarios, devices and models.
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 
 from everbatch.base.errors import ConfigError
 
 MAX_SHOWN_CHARACTERS = 60
 MAX_SHOWN_BITS = 128
+MAX_SHOWN_ITEMS = 20
 MAX_INTEGER = (1 << 53) - 1
 """The largest integer that every reader of JSON keeps exactly."""
 LARGEST_NUMBER = sys.float_info.max
@@ -62,14 +64,22 @@ class Fields:
         assert value is not None
         return value
 
-    def number(self, key: str, default: float, low: float, *, above_low: bool = False) -> float:
-        """Read a finite number of at least `low`, or above it."""
+    def number(
+        self,
+        key: str,
+        default: float,
+        low: float,
+        high: float = LARGEST_NUMBER,
+        *,
+        above_low: bool = False,
+    ) -> float:
+        """Read a finite number of at least `low`, or above it, and at most `high`."""
         if key not in self._table:
             return default
         value = self._table[key]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not low <= value <= LARGEST_NUMBER or (above_low and value == low):  # type: ignore[operator]
-            raise self.wrong(key, f"a number {'above' if above_low else 'of at least'} {low:g}")
+        if not is_number or not low <= value <= high or (above_low and value == low):  # type: ignore[operator]
+            raise self.wrong(key, _numbers_allowed(low, high, above_low=above_low))
         return float(value)  # type: ignore[arg-type]
 
     def text(self, key: str, default: str, *, may_be_empty: bool = True) -> str:
@@ -98,6 +108,16 @@ class Fields:
         return ConfigError(f"{self.where} {key} is {shown(value)}, it must be {allowed}")
 
 
+def _numbers_allowed(low: float, high: float, *, above_low: bool) -> str:
+    """Say all that is allowed: who corrects a value is not to be refused for another bound."""
+    if high == LARGEST_NUMBER:
+        return f"a number {'above' if above_low else 'of at least'} {low:g}"
+    most = f"{high:,.0f}" if float(high).is_integer() else f"{high:g}"
+    if above_low:
+        return f"a number above {low:g}, up to {most}"
+    return f"a number from {low:g} to {most}"
+
+
 def is_writable(text: str) -> bool:
     """Whether a text can be written as UTF-8: JSON can hold halves of characters."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
@@ -110,9 +130,17 @@ def shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
         # Beyond thousands of digits Python refuses to write them at all.
         return f"an integer of {value.bit_length():,} bits"
+    if value is None:
+        return "null"
     text = repr(value)
     if isinstance(value, str):
         text = f'"{value}"' if value.isprintable() else ascii(value)
+    elif isinstance(value, Decimal):
+        text = str(value)
+    elif isinstance(value, list):
+        # The first ones fill a message; the list may be long.
+        text = f"[{', '.join(map(shown, value[:MAX_SHOWN_ITEMS]))}"
+        text += "]" if len(value) <= MAX_SHOWN_ITEMS else ", …]"
     if len(text) > MAX_SHOWN_CHARACTERS:
         return f"{text[:MAX_SHOWN_CHARACTERS]}…"
     return text

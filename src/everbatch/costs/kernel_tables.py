@@ -209,11 +209,13 @@ def _rows(path: Path, columns: Sequence[str]) -> list[tuple[dict[str, str], str]
     return rows
 
 
-def _number(row: Mapping[str, str], column: str, where: str) -> float:
+def _number(row: Mapping[str, str | None], column: str, where: str) -> float:
     text = row[column]
+    if text is None:
+        raise ConfigError(f"{where}: it ends before {column}, it must have as many cells as line 1")
     try:
         value = float(text)
-    except (TypeError, ValueError):
+    except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise ConfigError(f"{where}: {column} is {shown(text)}, it must be a number of at least 0")

@@ -128,9 +128,7 @@ def _read_fault(table: object, where: str, unit: TimeUnit) -> Fault:
             f"length: choose [clock] kind {', '.join(CLOCKS[1:])}"
         )
     section.required("factor", "how many times as long a pass takes")
-    factor = section.number("factor", 1.0, 0.0, above_low=True)
-    if factor > MAX_FACTOR:
-        raise section.wrong("factor", f"a number above 0, up to {MAX_FACTOR:,.0f}")
+    factor = section.number("factor", 1.0, 0.0, MAX_FACTOR, above_low=True)
     return Slowdown(start, end, factor)
 
 
@@ -148,7 +146,4 @@ def _read_burst(section: Fields, start: int, end: int | None) -> Burst:
 
 
 def _read_share(section: Fields) -> float:
-    share = section.number("share", 1.0, 0.0, above_low=True)
-    if share > 1:
-        raise section.wrong("share", "a number above 0, up to 1")
-    return share
+    return section.number("share", 1.0, 0.0, 1.0, above_low=True)

@@ -118,11 +118,9 @@ def _read_clock(tables: Fields, folder: Path) -> ClockSpec:
     for key, owner in _KIND_OF.items():
         if key in section and kind != owner:
             raise ConfigError(f'[clock] {key} belongs to the kind "{owner}", the kind is "{kind}"')
-    noise = section.number("noise", 0.0, 0.0)
+    noise = section.number("noise", 0.0, 0.0, MAX_SIGMA)
     if noise and kind == "steps":
         raise section.wrong("noise", "0 on the clock of steps, where a step has no length")
-    if noise > MAX_SIGMA:
-        raise section.wrong("noise", f"a number from 0 to {MAX_SIGMA:g}")
     if kind == "calibrated":
         section.required("file", "the profile that `everbatch calibrate` wrote")
         file = folder / section.text("file", "", may_be_empty=False)
@@ -143,10 +141,7 @@ def _read_fixed_parts(section: Fields) -> dict[str, float]:
     parts: dict[str, float] = {}
     for key in KERNEL_NUMBERS:
         if key in section:
-            parts[key] = section.number(key, 0.0, LEAST_FIXED_S)
-            if parts[key] > MOST_FIXED_S:
-                allowed = f"a number of seconds from {LEAST_FIXED_S:g} to {MOST_FIXED_S:g}"
-                raise section.wrong(key, allowed)
+            parts[key] = section.number(key, 0.0, LEAST_FIXED_S, MOST_FIXED_S)
     return parts
 
 
@@ -154,9 +149,7 @@ def _read_run(tables: Fields, unit: TimeUnit) -> RunSpec:
     if "run" not in tables:
         return RunSpec()
     section = Fields(tables.get("run"), "[run]", ("horizon", "horizons", "seed"))
-    horizon = unit.read(section, "horizon")
-    if horizon == 0:
-        raise section.wrong("horizon", unit.allowed(1))
+    horizon = unit.read(section, "horizon", low=1)
     points = section.get("horizons") if "horizons" in section else []
     if not isinstance(points, list):
         raise section.wrong("horizons", "a list of horizons")

@@ -27,16 +27,16 @@ class TimeUnit:
     def is_steps(self) -> bool:
         return self.per_unit == 1
 
-    def read(self, section: Fields, key: str) -> int | None:
-        """Read a key as a time; None if the key is absent."""
+    def read(self, section: Fields, key: str, low: int = 0) -> int | None:
+        """Read a key as a time, which must be above 0 if `low` is 1; None if the key is absent."""
         if key not in section:
             return None
         value = section.get(key)
         if self.is_steps and isinstance(value, float):
             raise section.wrong(key, "a whole number of steps on the clock of steps")
         time = self.parse(value)
-        if time is None:
-            raise section.wrong(key, self.allowed(0))
+        if time is None or time < low:
+            raise section.wrong(key, self.allowed(low))
         return time
 
     def positive(self, value: object, what: str) -> int:

@@ -260,18 +260,14 @@ def _time(section: Fields, key: str) -> int | None:
 
 
 def _positive_time(section: Fields, key: str) -> int | None:
-    time = _time(section, key)
-    if time == 0:
-        raise section.wrong(key, "a number of seconds above 0")
-    return time
+    if key not in section:
+        return None
+    return round(section.number(key, 0.0, 0.0, MAX_SECONDS, above_low=True) * NS_PER_S)
 
 
 def _between(section: Fields, key: str, default: float, low: float, high: float) -> float:
     """Read a number in [low, high]."""
-    value = section.number(key, default, 0.0)
-    if key in section and not low <= value <= high:
-        raise section.wrong(key, f"a number from {low:g} to {high:,.0f}")
-    return value
+    return section.number(key, default, low, high)
 
 
 def _switch(section: Fields, key: str) -> bool:

@@ -129,7 +129,7 @@ def test_the_fixed_parts_are_of_steps_with_and_without_a_prompt(prefix):
         ("dense", "layer,tokens,time_us\nembedding,1,3", 'has the layers "embedding": it needs'),
         ("dense", "layer,tokens,time_us\na,1,fast", 'line 2: time_us is "fast"'),
         ("dense", "layer,tokens,time_us\na,1,3\na,-2,3", 'line 3: tokens is "-2"'),
-        ("dense", "layer,tokens,time_us\na,1", "line 2: time_us is None"),
+        ("dense", "layer,tokens,time_us\na,1", "line 2: it ends before time_us"),
         ("attention", "prefill_chunk\n1", "lacks kv_prefill, n_decode, kv_decode, time_us"),
     ],
 )

@@ -27,7 +27,7 @@ def burst(**fields) -> dict:
         ({"clock": {"link_efficiency": 1}}, '[clock] link_efficiency belongs to the kind "roofl'),
         (
             {"clock": {"kind": "nominal"}, "run": {"horizon": -1}},
-            "[run] horizon is -1, it must be a number of seconds from 0, up to 9,007,199",
+            "[run] horizon is -1, it must be a number of seconds above 0, up to 9,007,199",
         ),
         (
             {"clock": {"kind": "nominal"}, "run": {"horizons": [0.0]}},

@@ -78,7 +78,7 @@ def test_a_broken_stamp_of_seconds_is_named(tmp_path, stamp, told):
         ({"prompt_tokens": True}, "prompt_tokens is true"),
         ({"output_tokens": 1.5}, "output_tokens is 1.5"),
         ({"arrival_s": "1"}, 'arrival_s is "1", it must be a number of seconds'),
-        ({"arrival_s": None}, "arrival_s is None"),
+        ({"arrival_s": None}, "arrival_s is null"),
         ({"arrivals": 1}, 'the row has no key "arrivals" (did you mean "arrival_s"?)'),
         ({"max_tokens": 0}, "max_tokens is 0, it must be an integer from 1"),
         ({"tenant": 3}, "tenant is 3, it must be a string"),
@@ -101,6 +101,7 @@ def test_a_broken_plain_row_is_named(tmp_path, change, told):
     ("line", "told"),
     [
         ("{", "it is not JSON"),
+        ('{"arrival_s": 1, "arrival_s": 2}', 'it is not JSON (the key "arrival_s" comes twice)'),
         ("[1]", "it is not a JSON object: "),
         ('{"arrival_s": NaN}', "NaN is no number of JSON"),
         (f'{{"arrival_s": 1e{10**18}}}', "it has an exponent that is too large: "),
@@ -119,7 +120,8 @@ def test_a_line_that_is_no_row_is_named(tmp_path, line, told):
     ("change", "told"),
     [
         ({"hash_ids": [1, 2, 3]}, "hash_ids has 3 ids, but a prompt of 600 tokens has 2 blocks"),
-        ({"hash_ids": ["1"]}, "hash_ids is ['1'], it must be a list of integers"),
+        ({"hash_ids": ["1"]}, 'hash_ids is ["1"], it must be a list of integers'),
+        ({"hash_ids": [1.5, None]}, "hash_ids is [1.5, null], it must be a list of integers"),
         ({"hash_ids": 7}, "hash_ids is 7, it must be a list of integers"),
     ],
 )

@@ -136,5 +136,15 @@ def _no_constant(word: str) -> object:
     raise ValueError(f"{word} is no number of JSON")
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object; which of two values of one key is meant nobody can tell."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"the key {shown(first_twice(key for key, _ in pairs))} comes twice")
+    return found
+
+
 # Made once: json.loads makes a decoder a call whenever it is told how to read numbers.
-_DECODER = json.JSONDecoder(parse_float=Decimal, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(
+    parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=_unique
+)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from everbatch.base.errors import ConfigError
+from everbatch.base.fields import shown
 from everbatch.base.units import NS_PER_MS, NS_PER_S
 from everbatch.workload.traces.lines import TraceFile
 from everbatch.workload.traces.rows import (
@@ -124,8 +125,9 @@ def read_vllm(file: TraceFile) -> Iterator[TraceRow]:
             if other.get("request_id") != name:
                 raise broken(
                     line,
-                    f"request_id is {name!r}, but {VLLM_HASHES} has {other.get('request_id')!r} in "
-                    "its place: it must have the same requests in the same order, or be elsewhere",
+                    f"request_id is {shown(name)}, but {VLLM_HASHES} has "
+                    f"{shown(other.get('request_id'))} in its place: it must have the same "
+                    "requests in the same order, or be elsewhere",
                 )
         yield TraceRow(
             line,

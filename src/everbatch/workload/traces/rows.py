@@ -61,8 +61,7 @@ def broken(line: int, message: str) -> ConfigError:
 
 def wrong(line: int, column: str, value: object, allowed: str) -> ConfigError:
     """Make the error of a value."""
-    told = str(value) if isinstance(value, Decimal) else shown(value)
-    return broken(line, f"{column} is {told}, it must be {allowed}")
+    return broken(line, f"{column} is {shown(value)}, it must be {allowed}")
 
 
 def count_of(text: str, column: str, line: int) -> int:
