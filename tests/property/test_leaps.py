@@ -1,11 +1,10 @@
 """Steps taken many at a time are the steps taken one by one: same summary, same event log."""
 
-import io
 import json
 from random import Random
 
 import pytest
-from builders import World, client, make_config
+from property.leaping import both_ways, scenario_of
 
 from everbatch.executors.simulated import SimulatedText
 from everbatch.sim import run as run_loop
@@ -22,43 +21,11 @@ MODEL = {
     "head_dim": 64,
     "hidden_size": 512,
 }
-TAILS = {
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 64,
-    "policy": "priority",
-    "preemption_trigger": "stall",
-    "preemption_extent": "tail",
-}
-
-
-def run(scenario: Scenario, *, leaps: bool) -> tuple[dict, str, int]:
-    """Give a run's summary, its event log, and how many steps were planned for it."""
-    log = io.StringIO()
-    simulated = SimulatedRun(scenario, log, (), RunOptions(leaps=leaps))
-    scheduler, num_plans = simulated.engine.scheduler, 0
-    plan = scheduler.schedule
-
-    def counted(now_ns):
-        nonlocal num_plans
-        num_plans += 1
-        return plan(now_ns)
-
-    scheduler.schedule = counted
-    return simulated.run(), log.getvalue(), num_plans
 
 
 def zeros(text: SimulatedText, blocks: range, block_size: int, sample: int = 0) -> list[bytes]:
     """Read token ids as if all were 0."""
     return [bytes(4 * block_size)] * len(blocks)
-
-
-def both_ways(scenario: Scenario) -> tuple[int, int]:
-    """Check that leaps change nothing; gives how many steps were planned with and without."""
-    summary, log, num_plans = run(scenario, leaps=True)
-    slow_summary, slow_log, num_slow_plans = run(scenario, leaps=False)
-    assert summary == slow_summary
-    assert log == slow_log
-    return num_plans, num_slow_plans
 
 
 @pytest.mark.parametrize("name", [name for name in builtin_names() if name != "incident-slow"])
@@ -186,9 +153,8 @@ def test_random_clients_give_the_same_with_leaps():
 def test_decodes_alone_need_few_plans():
     requests = [{"id": "r", "prompt_tokens": 20, "output_tokens": 200, "count": 8}]
     engine = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "num_blocks": 200}
-    text = json.dumps({"engine": engine, "requests": requests})
 
-    num_plans, num_slow_plans = both_ways(parse_scenario(text, "decodes", "decodes"))
+    num_plans, num_slow_plans = both_ways(scenario_of(engine, requests))
 
     assert num_slow_plans == 200
     assert num_plans == 1
@@ -197,49 +163,12 @@ def test_decodes_alone_need_few_plans():
 def test_a_blocked_queue_needs_few_plans():
     requests = [{"id": "r", "prompt_tokens": 20, "output_tokens": 100, "count": 12}]
     engine = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "num_blocks": 200}
-    text = json.dumps({"engine": engine, "requests": requests})
 
-    num_plans, num_slow_plans = both_ways(parse_scenario(text, "waves", "waves"))
+    num_plans, num_slow_plans = both_ways(scenario_of(engine, requests))
 
     # Each of three waves is admitted by one plan; one more finds the head of the queue blocked.
     assert num_slow_plans == 300
     assert num_plans <= 6
-
-
-def waiting_behind_its_prefix(**options: object) -> Scenario:
-    """The prompt of "w" is cached in part, but the blocks are lacking; two decodes take those."""
-    head = {"text": "head", "tokens": 16}
-    requests = [
-        {"id": "r", "prompt_tokens": 8, "output_tokens": 12, "count": 2},
-        {"id": "p", "prompt": [head], "output_tokens": 1},
-        {"id": "w", "prompt": [head, {"tokens": 16}], "output_tokens": 9, "arrival": 2},
-    ]
-    engine = {
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 32,
-        "block_size": 4,
-        "num_blocks": 10,
-        "enable_prefix_caching": True,
-        **options,
-    }
-    text = json.dumps({"engine": engine, "requests": requests})
-    return parse_scenario(text, "waiting", "waiting")
-
-
-def test_a_head_that_lacks_blocks_needs_few_plans_with_prefix_caching():
-    num_plans, num_slow_plans = both_ways(waiting_behind_its_prefix())
-
-    assert num_plans < num_slow_plans / 2
-
-
-def test_a_head_that_must_be_read_at_once_is_told_when_its_prefix_is_gone():
-    scenario = waiting_behind_its_prefix(enable_chunked_prefill=False)
-
-    both_ways(scenario)
-
-    _, log, _ = run(scenario, leaps=True)
-    reasons = [e["reason"] for e in map(json.loads, log.splitlines()) if e["event"] == "deferred"]
-    assert reasons == ["kv_budget", "token_budget"]
 
 
 @pytest.mark.parametrize("first", range(0, 150, 50))
@@ -247,42 +176,6 @@ def test_crowds_whose_tokens_are_all_alike_give_the_same_with_leaps(monkeypatch,
     monkeypatch.setattr(SimulatedText, "read", zeros)
     for seed in range(first, first + 50):
         both_ways(random_scenario(seed, enable_prefix_caching=True))
-
-
-def test_who_is_stripped_while_waiting_makes_room_for_the_head():
-    # r1 waits and has kept its head; nobody can run, so it loses that, and r2 before it fits.
-    requests = [
-        {"id": "r0", "prompt_tokens": 8, "output_tokens": 9, "priority": 0},
-        {"id": "r1", "prompt_tokens": 8, "output_tokens": 12, "priority": 2},
-        {"id": "r2", "prompt_tokens": 1, "output_tokens": 3, "priority": 0},
-    ]
-    engine = TAILS | {"block_size": 2, "num_blocks": 10, "preemption_victim": "priority"}
-    text = json.dumps({"engine": engine, "requests": requests})
-
-    both_ways(parse_scenario(text, "stripped", "stripped"))
-
-
-def test_who_leaves_at_a_reporting_point_makes_room_for_the_head():
-    # At boundary 16 two who wait leave, one of them with blocks, and figures are reported.
-    requests = [
-        {"id": "r0", "prompt_tokens": 20, "output_tokens": 32, "priority": 0},
-        {"id": "r1", "prompt_tokens": 4, "output_tokens": 5, "priority": 2, "abort_at": 16},
-        {"id": "r2", "prompt_tokens": 19, "output_tokens": 19, "priority": 2, "abort_at": 16},
-        {"id": "r3", "prompt_tokens": 3, "output_tokens": 4, "priority": 0},
-    ]
-    engine = TAILS | {"block_size": 4, "num_blocks": 13, "admission": "now"}
-    scenario = {"engine": engine, "requests": requests, "run": {"horizons": [16]}}
-
-    both_ways(parse_scenario(json.dumps(scenario), "leaving", "leaving"))
-
-
-def test_nobody_leaps_before_a_failed_step_was_tried_again():
-    world = World(make_config(), [client("a", 5, 8), client("b", 5, 8)], frozenset({3}))
-    world.arrive()
-    while not world.step().error:
-        pass
-
-    assert world.engine.leap(lambda stretch: pytest.fail("the executor has forgotten all")) is None
 
 
 def test_a_leap_may_end_anywhere(monkeypatch):
@@ -295,8 +188,7 @@ def test_a_leap_keeps_few_steps_in_memory(monkeypatch):
     monkeypatch.setattr(run_loop, "STEPS_A_LEAP", 100)
     requests = [{"id": "r", "prompt_tokens": 4, "output_tokens": 1000}]
     engine = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "num_blocks": 100, "block_size": 16}
-    text = json.dumps({"engine": engine, "requests": requests})
-    simulated = SimulatedRun(parse_scenario(text, "long", "long"), None, (), RunOptions())
+    simulated = SimulatedRun(scenario_of(engine, requests), None, (), RunOptions())
     fold, most = simulated.accounts.fold_steps, 0
 
     def counted(steps):
@@ -307,93 +199,3 @@ def test_a_leap_keeps_few_steps_in_memory(monkeypatch):
     simulated.accounts.fold_steps = counted
     assert simulated.run()["steps"] == 1000
     assert most == 100
-
-
-def test_what_is_reserved_for_a_protected_request_is_taken_by_nobody():
-    # "p" was preempted once, so all of its life is reserved: "q" waits rather than take of that.
-    requests = [
-        {"id": "q", "prompt_tokens": 2, "output_tokens": 16},
-        {"id": "r", "prompt_tokens": 6, "output_tokens": 5},
-        {"id": "p", "prompt_tokens": 3, "output_tokens": 10},
-    ]
-    engine = {
-        "max_num_seqs": 3,
-        "max_num_batched_tokens": 64,
-        "block_size": 1,
-        "num_blocks": 20,
-        "max_preemptions": 1,
-    }
-    text = json.dumps({"engine": engine, "requests": requests})
-
-    both_ways(parse_scenario(text, "protected", "protected"))
-
-
-def test_decodes_take_turns_while_a_prompt_that_waits_has_a_share():
-    # Whoever was held back for the share goes behind the others, though all fit in the end.
-    lengths = [(27, 1, 2), (20, 5, 0), (15, 3, 0), (50, 2, 0), (47, 2, 0)]
-    requests = [
-        {"id": f"r{i}", "prompt_tokens": prompt, "output_tokens": output, "priority": priority}
-        for i, (prompt, output, priority) in enumerate(lengths)
-    ]
-    engine = {
-        "max_num_seqs": 16,
-        "max_num_batched_tokens": 8,
-        "block_size": 2,
-        "num_blocks": 81,
-        "prefill_aging_steps": 5,
-        "policy": "priority",
-    }
-    text = json.dumps({"engine": engine, "requests": requests})
-
-    both_ways(parse_scenario(text, "turns", "turns"))
-
-
-def test_who_waits_is_told_whenever_age_puts_another_one_at_the_head():
-    requests = [
-        {"id": "r", "prompt_tokens": 4, "output_tokens": 60},
-        {"id": "a", "prompt_tokens": 4, "output_tokens": 3, "priority": 2, "arrival": 1},
-        {"id": "b", "prompt_tokens": 4, "output_tokens": 3, "priority": 1, "arrival": 4},
-    ]
-    engine = {
-        "max_num_seqs": 1,
-        "max_num_batched_tokens": 64,
-        "num_blocks": 100,
-        "policy": "priority",
-        "aging_steps": 5,
-    }
-    text = json.dumps({"engine": engine, "requests": requests})
-    scenario = parse_scenario(text, "aging", "aging")
-
-    both_ways(scenario)
-
-    _, log, _ = run(scenario, leaps=True)
-    events = [e for e in map(json.loads, log.splitlines()) if e["event"] == "deferred"]
-    heads = [e["id"] for e in events if e["reason"] == "sequence_budget"]
-    # They take turns while "r" decodes.
-    assert heads[:4] == ["a", "b", "a", "b"]
-
-
-def test_who_waits_is_told_whenever_shares_put_another_one_at_the_head():
-    # Both tenants decode, but a token of "b" weighs less: the order of who waits changes meanwhile.
-    lengths = [(56, 101, "a", 0), (5, 134, "b", 1), (17, 22, "b", 1), (257, 79, "b", 1)]
-    lengths.append((220, 27, "a", 3))
-    requests = [
-        {
-            "id": f"r{i}",
-            "prompt_tokens": prompt,
-            "output_tokens": output,
-            "tenant": tenant,
-            "arrival": arrival,
-        }
-        for i, (prompt, output, tenant, arrival) in enumerate(lengths)
-    ]
-    engine = {
-        "max_num_seqs": 2,
-        "max_num_batched_tokens": 512,
-        "num_blocks": 200,
-        "policy": "vtc",
-    }
-    tenants = {"a": {"weight": 1.0}, "b": {"weight": 1.5}}
-    text = json.dumps({"engine": engine, "tenants": tenants, "requests": requests})
-
-    both_ways(parse_scenario(text, "shares", "shares"))
