@@ -170,3 +170,59 @@ def test_who_waits_is_told_whenever_shares_put_another_one_at_the_head():
     tenants = {"a": {"weight": 1.0}, "b": {"weight": 1.5}}
 
     both_ways(scenario_of(engine, requests, tenants=tenants))
+
+
+@pytest.mark.parametrize(("num_blocks", "begins_at"), [(16, 20), (17, 15)])
+def test_rights_are_those_of_the_blocks_that_were_taken_meanwhile(num_blocks, begins_at):
+    # After 15 steps "r" holds 4 of its life's 6 blocks, so that 2 are kept for it; "w" needs 11.
+    requests = [
+        {"id": "r", "prompt_tokens": 4, "output_tokens": 20},
+        {"id": "w", "prompt_tokens": 4, "output_tokens": 40, "arrival": 15},
+    ]
+    engine = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "block_size": 4,
+        "num_blocks": num_blocks,
+        "admission": "reserve",
+        "enable_prefix_caching": False,
+    }
+    scenario = scenario_of(engine, requests)
+
+    both_ways(scenario)
+
+    _, log, _ = run(scenario, leaps=True)
+    admitted = [e for e in map(json.loads, log.splitlines()) if e["event"] == "admitted"]
+    assert [(e["id"], e["t"]) for e in admitted] == [("r", 0), ("w", begins_at)]
+
+
+def test_who_may_pass_the_head_no_longer_is_told():
+    # The last one would end before "e" can start, and lacks blocks; a step later it would not end.
+    lengths = {
+        "a": (29, 14),
+        "b": (32, 11),
+        "c": (1, 10),
+        "d": (19, 12),
+        "e": (39, 11),
+        "f": (33, 1),
+    }
+    requests = [
+        {"id": id, "prompt_tokens": prompt, "output_tokens": output}
+        for id, (prompt, output) in lengths.items()
+    ]
+    engine = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "block_size": 4,
+        "num_blocks": 41,
+        "backfill": "safe",
+        "preemption_trigger": "stall",
+    }
+    scenario = scenario_of(engine, requests)
+
+    both_ways(scenario)
+
+    _, log, _ = run(scenario, leaps=True)
+    events = [e for e in map(json.loads, log.splitlines()) if e["event"] == "deferred"]
+    told = [(e["t"], e["reason"]) for e in events if e["id"] == "f"]
+    assert told == [(0, "behind_head"), (1, "kv_budget"), (13, "behind_head")]
