@@ -17,6 +17,34 @@ constexpr std::size_t kPiecesPerThread = 8;
 // No piece is larger, so a matrix of many panels, such as the head, is cut into more.
 constexpr std::size_t kMaxPiecePanels = 16;
 
+// Lanes joined: a sixteenth of the memory, as there is one for each piece and row.
+struct LargestOfPiece {
+  float value;
+  std::int32_t column;
+  float spoilt;
+};
+
+LargestLanes nothing_seen() {
+  LargestLanes lanes{};
+  std::fill_n(lanes.values, kHalfColumns, -std::numeric_limits<float>::infinity());
+  return lanes;
+}
+
+// The first column of the largest ones.
+LargestOfPiece join(const LargestLanes& lanes) {
+  LargestOfPiece largest{-std::numeric_limits<float>::infinity(), 0, 0.0f};
+  for (std::size_t lane = 0; lane < kHalfColumns; ++lane) {
+    largest.spoilt += lanes.spoilt[lane];
+    const float value = lanes.values[lane];
+    if (value > largest.value ||
+        (value == largest.value && lanes.columns[lane] < largest.column)) {
+      largest.value = value;
+      largest.column = lanes.columns[lane];
+    }
+  }
+  return largest;
+}
+
 std::size_t rows_of_a_block(std::size_t num_k_pairs) {
   const std::size_t fitting = kRowBlockBytes / (2 * sizeof(Bf16) * num_k_pairs);
   return std::clamp(fitting / kRowStep * kRowStep, kRowStep, kMaxBlockRows);
@@ -102,36 +130,31 @@ void PackedMatrix::silu_times(Runtime& runtime, const Bf16* x, std::size_t x_str
 void PackedMatrix::find_largest(Runtime& runtime, const Bf16* x, std::size_t x_stride,
                                 std::size_t num_rows, Largest* out) const {
   const Cut cut = cut_for(runtime, num_rows);
-  // What each piece of columns finds in each row.
-  LargestLanes nothing{};
-  std::fill_n(nothing.values, kHalfColumns, -std::numeric_limits<float>::infinity());
-  std::vector<LargestLanes> found(cut.num_pieces * num_rows, nothing);
+  // What each piece of columns has of each row.
+  std::vector<LargestOfPiece> found(cut.num_pieces * num_rows);
   runtime.pool.run(cut.num_blocks * cut.num_pieces, [&](std::size_t index, int) {
     const std::size_t row = index / cut.num_pieces * cut.block_rows;
     const std::size_t piece = index % cut.num_pieces;
-    GemmCall call = call_of(x, x_stride);
+    const std::size_t count = std::min(num_rows - row, cut.block_rows);
+    LargestLanes lanes[kMaxBlockRows];
+    std::fill_n(lanes, count, nothing_seen());
+    GemmCall call = call_of(x + row * x_stride, x_stride);
     call.output = GemmOutput::kLargest;
-    call.out = found.data() + piece * num_rows;
+    call.out = lanes;
     call.num_columns = num_outputs_;
-    runtime.kernels.gemm(call, {row, std::min(num_rows, row + cut.block_rows)},
+    runtime.kernels.gemm(call, {0, count},
                          {piece * cut.panels, std::min(num_panels_, (piece + 1) * cut.panels)});
+    std::transform(lanes, lanes + count, &found[piece * num_rows + row], join);
   });
   for (std::size_t row = 0; row < num_rows; ++row) {
-    float largest = -std::numeric_limits<float>::infinity();
-    float spoilt = 0.0f;
-    out[row].output = 0;
-    for (std::size_t piece = 0; piece < cut.num_pieces; ++piece) {
-      const LargestLanes& lanes = found[piece * num_rows + row];
-      for (std::size_t lane = 0; lane < kHalfColumns; ++lane) {
-        spoilt += lanes.spoilt[lane];
-        const float value = lanes.values[lane];
-        if (value > largest || (value == largest && lanes.columns[lane] < out[row].output)) {
-          largest = value;
-          out[row].output = lanes.columns[lane];
-        }
-      }
+    LargestOfPiece largest = found[row];
+    for (std::size_t piece = 1; piece < cut.num_pieces; ++piece) {
+      const LargestOfPiece& next = found[piece * num_rows + row];
+      largest.spoilt += next.spoilt;
+      // The columns of a later piece are later ones.
+      if (next.value > largest.value) largest.value = next.value, largest.column = next.column;
     }
-    out[row].all_finite = spoilt == 0.0f;
+    out[row] = {largest.column, largest.spoilt == 0.0f};
   }
 }
 
