@@ -2,9 +2,9 @@
 //
 // A path is a set of instructions: gemm.cpp, attention.cpp and elementwise.cpp are compiled for each
 // and put their functions into its table. Results of one path are bitwise reproducible; those of two
-// paths differ in rounding. Everything here runs on one thread; who shares the work is network.cpp.
+// paths differ in rounding. Everything here runs on one thread; who shares the work is step.cpp.
 //
-// No checks: the callers (bindings.cpp, network.cpp) have made sure of sizes and indices.
+// No checks: the callers (bindings.cpp, step.cpp) have made sure of sizes and indices.
 #pragma once
 
 #include <cstddef>

@@ -18,6 +18,12 @@
 
 namespace everbatch {
 
+// Rows of logits that are there at once, of those that need them: a bound on memory.
+constexpr std::size_t kLogitRows = 96;
+
+// Columns of intermediate results are padded to whole cache lines of bf16.
+constexpr std::size_t padded(std::size_t columns) { return round_up(columns, 32); }
+
 struct NetworkShape {
   std::size_t num_layers;
   std::size_t hidden_size;
