@@ -1,7 +1,11 @@
 // What a batch must be, so that no kernel reads or writes outside an array; and attention over it.
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "network.hpp"
 
@@ -58,17 +62,55 @@ std::size_t tokens_together(const AttentionCall& call) {
 
 std::size_t context_of(const AttentionTask& task) { return task.first_position + task.num_tokens; }
 
+// Parts in their order, cut into one run for each thread, which takes its own first and then what
+// others have left.
+class Shares {
+ public:
+  // starts: the first part of each thread's run, and the end of the last one's.
+  explicit Shares(std::vector<std::size_t> starts)
+      : starts_(std::move(starts)), next_(starts_.size() - 1) {
+    for (std::size_t run = 0; run < next_.size(); ++run) next_[run].index = starts_[run];
+  }
+
+  struct Taken {
+    std::size_t index;
+    bool has_next;  // the part after it belongs to the same run
+  };
+
+  // Take a part; called as often as there are parts.
+  Taken take(std::size_t thread) {
+    for (std::size_t run = thread;; run = (run + 1) % next_.size()) {
+      const std::size_t end = starts_[run + 1];
+      if (next_[run].index.load(std::memory_order_relaxed) >= end) continue;
+      const std::size_t index = next_[run].index.fetch_add(1, std::memory_order_relaxed);
+      if (index < end) return {index, index + 1 < end};
+    }
+  }
+
+ private:
+  struct alignas(kLine) Next {
+    std::atomic<std::size_t> index;
+  };
+
+  std::vector<std::size_t> starts_;
+  std::vector<Next> next_;
+};
+
 // Run the tasks, long ones cut where there are too few for all threads; the cut changes no bit.
+// first_tokens: of each thread's share, and the end of the last one.
 void run_tasks(Runtime& runtime, const AttentionCall& call, const std::vector<AttentionTask>& tasks,
-               std::size_t most_tokens, AlignedBuffer<std::byte>& scratch) {
+               const std::vector<std::size_t>& first_tokens, std::size_t most_tokens,
+               AlignedBuffer<std::byte>& scratch) {
   const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());
   const std::size_t bytes = thread_bytes(runtime, call, most_tokens);
   std::size_t total = 0, end = bytes * num_threads;
   for (const AttentionTask& task : tasks) total += context_of(task) * task.num_tokens;
   std::vector<Part> parts;
   std::vector<Part> cut;
+  std::vector<std::size_t> starts{0};
   for (std::size_t index = 0; index < tasks.size(); ++index) {
     const AttentionTask& task = tasks[index];
+    while (task.first_token >= first_tokens[starts.size()]) starts.push_back(parts.size());
     const std::size_t size =
         runtime.kernels.segment_bytes(call, task.num_tokens, task.num_kv_heads);
     const std::size_t count = num_segments(task);
@@ -83,13 +125,15 @@ void run_tasks(Runtime& runtime, const AttentionCall& call, const std::vector<At
       parts.push_back({index, segment, false, end});
     }
   }
+  starts.resize(num_threads + 1, parts.size());
+  Shares shares(std::move(starts));
   scratch.reserve(end);
-  runtime.pool.run(parts.size(), [&](std::size_t index, int thread) {
-    const Part& part = parts[index];
+  runtime.pool.run(parts.size(), [&](std::size_t, int thread) {
+    const Shares::Taken taken = shares.take(static_cast<std::size_t>(thread));
+    const Part& part = parts[taken.index];
     std::byte* memory = scratch.data() + bytes * static_cast<std::size_t>(thread);
     if (part.is_whole) {
-      const std::size_t then = index + num_threads;
-      const AttentionTask* next = then < parts.size() ? &tasks[parts[then].task] : nullptr;
+      const AttentionTask* next = taken.has_next ? &tasks[parts[taken.index + 1].task] : nullptr;
       runtime.kernels.attend(call, tasks[part.task], next, memory);
     } else {
       runtime.kernels.attend_segment(call, tasks[part.task], part.segment, memory,
@@ -140,6 +184,25 @@ void Batch::check(std::size_t vocab_size, std::size_t num_blocks, std::size_t bl
   }
 }
 
+std::vector<std::size_t> rows_of_threads(const Batch& batch, std::size_t num_threads) {
+  std::vector<std::size_t> ends;  // of the work of each row
+  std::size_t total = 0;
+  for (std::size_t row = 0; row < batch.num_rows(); ++row) {
+    const auto context_len = static_cast<std::size_t>(batch.context_lens[row]);
+    const std::int32_t num_tokens = batch.cu_seqlens_q[row + 1] - batch.cu_seqlens_q[row];
+    total += context_len * static_cast<std::size_t>(num_tokens);
+    ends.push_back(total);
+  }
+  std::vector<std::size_t> first_rows{0};
+  for (std::size_t thread = 1; thread < num_threads; ++thread) {
+    const auto end = std::lower_bound(ends.begin(), ends.end(), total * thread / num_threads);
+    first_rows.push_back(
+        std::min(static_cast<std::size_t>(end - ends.begin()) + 1, batch.num_rows()));
+  }
+  first_rows.push_back(batch.num_rows());
+  return first_rows;
+}
+
 std::size_t max_attention_bytes(const Runtime& runtime, const AttentionCall& call,
                                 std::size_t num_tokens, std::size_t context_len) {
   const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());
@@ -182,7 +245,11 @@ void paged_attention(Runtime& runtime, const AttentionCall& call, const Batch& b
       }
     }
   }
-  run_tasks(runtime, call, tasks, longest, scratch);
+  std::vector<std::size_t> first_tokens;
+  for (const std::size_t row : rows_of_threads(batch, num_threads)) {
+    first_tokens.push_back(static_cast<std::size_t>(batch.cu_seqlens_q[row]));
+  }
+  run_tasks(runtime, call, tasks, first_tokens, longest, scratch);
 }
 
 }  // namespace everbatch

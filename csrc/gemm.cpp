@@ -4,6 +4,7 @@
 // beginning to its end. So each output is one chain of additions in one order: the same bits for
 // every number of rows, every place in a batch and every way of sharing the work.
 #include "kernels.hpp"
+#include "lines_ahead.hpp"
 #include "path_math.hpp"
 
 #if defined(EVERBATCH_AVX512) || defined(EVERBATCH_AVX2)
@@ -17,6 +18,9 @@ namespace {
 // latency.
 [[maybe_unused]] constexpr std::size_t kPrefetchValues = 2048;
 
+// Some of what is needed after the product is asked for every so many pairs of its K.
+constexpr std::size_t kPairsPerPart = 16;
+
 #if defined(EVERBATCH_AVX512)
 
 // 12 x 2 sums, two vectors of weights and one of x: 27 of 32 registers.
@@ -24,10 +28,14 @@ constexpr int kMaxTileRows = 12;
 
 // One instruction multiplies and adds both values of a pair.
 template <int Rows>
-void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile) {
+void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile,
+                   LinesAhead& ahead) {
   __m512 sums[Rows][2];
+  // Unrolled, here and in the end, so that no sum is in memory in between.
+#pragma GCC unroll 12
   for (int row = 0; row < Rows; ++row) sums[row][0] = sums[row][1] = _mm512_setzero_ps();
   for (std::size_t k = 0; k < call.num_k_pairs; ++k, panel += kPanelPairValues) {
+    if (k % kPairsPerPart == 0) ahead.some();
     const auto weights_0 = (__m512bh)_mm512_load_si512(panel);
     const auto weights_1 = (__m512bh)_mm512_load_si512(panel + kPanelColumns);
     _mm_prefetch(panel + kPrefetchValues, _MM_HINT_T0);
@@ -40,6 +48,7 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float
       sums[row][1] = _mm512_dpbf16_ps(sums[row][1], both, weights_1);
     }
   }
+#pragma GCC unroll 12
   for (int row = 0; row < Rows; ++row) {
     _mm512_store_ps(tile + row * kPanelColumns, sums[row][0]);
     _mm512_store_ps(tile + row * kPanelColumns + kHalfColumns, sums[row][1]);
@@ -53,12 +62,14 @@ constexpr int kMaxTileRows = 4;
 
 // A pair of bf16 is two float32 without their lower halves: shifted up, and masked.
 template <int Rows>
-void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile) {
+void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile,
+                   LinesAhead& ahead) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   for (std::size_t half = 0; half < kPanelColumns; half += kHalfColumns) {
     __m256 sums[Rows][2];
     for (int row = 0; row < Rows; ++row) sums[row][0] = sums[row][1] = _mm256_setzero_ps();
     for (std::size_t k = 0; k < call.num_k_pairs; ++k) {
+      if (half == 0 && k % kPairsPerPart == 0) ahead.some();
       const Bf16* values = panel + k * kPanelPairValues + 2 * half;
       const auto* weights = reinterpret_cast<const __m256i*>(values);
       const __m256i pairs_0 = _mm256_load_si256(weights);
@@ -92,10 +103,12 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float
 constexpr int kMaxTileRows = 2;
 
 template <int Rows>
-void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile) {
+void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile,
+                   LinesAhead& ahead) {
   for (std::size_t half = 0; half < kPanelColumns; half += kHalfColumns) {
     float sums[Rows][kHalfColumns] = {};
     for (std::size_t k = 0; k < call.num_k_pairs; ++k) {
+      if (half == 0 && k % kPairsPerPart == 0) ahead.some();
       const Bf16* weights = panel + k * kPanelPairValues + 2 * half;
       float even[kHalfColumns], odd[kHalfColumns];
       for (std::size_t column = 0; column < kHalfColumns; ++column) {
@@ -120,7 +133,7 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float
 
 #endif
 
-using MultiplyTile = void (*)(const GemmCall&, const Bf16*, const Bf16*, float*);
+using MultiplyTile = void (*)(const GemmCall&, const Bf16*, const Bf16*, float*, LinesAhead&);
 
 template <int Rows>
 constexpr void fill(MultiplyTile (&by_rows)[kMaxTileRows + 1]) {
@@ -238,12 +251,14 @@ void gemm(const GemmCall& call, Range rows, Range panels) {
   // less time as 9, 9 and 8 than as 12, 12 and 2.
   const std::size_t size = rows.last - rows.first;
   const std::size_t num_tiles = (size + kMaxTileRows - 1) / kMaxTileRows;
+  const std::size_t num_parts = (call.num_k_pairs + kPairsPerPart - 1) / kPairsPerPart;
+  LinesAhead ahead(call.ahead, num_tiles * (panels.last - panels.first) * num_parts);
   for (std::size_t panel = panels.first; panel < panels.last; ++panel) {
     const Bf16* weights = call.panels + panel * call.panel_stride;
     for (std::size_t index = 0; index < num_tiles; ++index) {
       const std::size_t row = rows.first + index * size / num_tiles;
       const std::size_t num_rows = rows.first + (index + 1) * size / num_tiles - row;
-      kTiles.by_rows[num_rows](call, call.x + row * call.x_stride, weights, tile);
+      kTiles.by_rows[num_rows](call, call.x + row * call.x_stride, weights, tile, ahead);
       if (call.bias != nullptr) add_bias(call.bias + panel * kPanelColumns, num_rows, tile);
       switch (call.output) {
         case GemmOutput::kStore:
@@ -261,6 +276,7 @@ void gemm(const GemmCall& call, Range rows, Range panels) {
       }
     }
   }
+  ahead.rest();
 }
 
 }  // namespace everbatch::EVERBATCH_PATH

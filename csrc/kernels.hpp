@@ -44,6 +44,20 @@ enum class GemmOutput {
   kLargest,    // out LargestLanes, one a row: of product + bias, and of what is there
 };
 
+// Cache lines of keys, and as many of values, that attention will read soon.
+struct BlockLines {
+  std::size_t offset;  // in bytes, from where a layer's keys or values begin
+  std::size_t num_lines;
+};
+
+// What is asked for while a product computes.
+struct BlocksAhead {
+  const std::byte* keys = nullptr;  // of one layer
+  const std::byte* values = nullptr;
+  const BlockLines* blocks = nullptr;
+  std::size_t num_blocks = 0;
+};
+
 struct GemmCall {
   const Bf16* x;  // [rows, x_stride], zero past K up to an even count
   std::size_t x_stride;
@@ -55,6 +69,7 @@ struct GemmCall {
   void* out;  // [rows, out_stride]
   std::size_t out_stride;
   std::size_t num_columns;  // of `out`; columns of the last panel beyond it are dropped
+  BlocksAhead ahead = {};
 };
 
 struct Range {

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "aligned_buffer.hpp"
+#include "kv_ahead.hpp"
 #include "packed_matrix.hpp"
 #include "runtime.hpp"
 #include "sampling.hpp"
@@ -74,6 +76,10 @@ struct KvView {
   std::size_t num_blocks;
   std::size_t block_size;
 };
+
+// The first row of each thread, and the end of the last one's: rows in their order, cut into shares of
+// about the same work in attention.
+std::vector<std::size_t> rows_of_threads(const Batch& batch, std::size_t num_threads);
 
 // Attention of all rows of a batch; keys and values point to one layer.
 // out: [T, out_stride]. `scratch` holds one thread's memory after the other's, and grows.
@@ -181,11 +187,13 @@ class Step {
   void norm_mlp_add(std::size_t layer);
   void norm_for_logits(std::size_t row, std::size_t place);
   const Layer& layer_of(std::size_t layer) const;
+  KvAhead* ahead_of(std::size_t layer, std::size_t work_after);
   void norm_all(const std::vector<float>& weight);
 
   std::shared_ptr<Network> network_;
   Batch batch_;
   KvView kv_;
+  std::optional<KvAhead> ahead_;
   std::uint64_t number_;
 };
 

@@ -108,23 +108,24 @@ GemmCall PackedMatrix::call_of(const Bf16* x, std::size_t x_stride) const {
 
 void PackedMatrix::multiply(Runtime& runtime, const Bf16* x, std::size_t x_stride,
                             std::size_t num_rows, float* out, std::size_t out_stride,
-                            bool is_adding) const {
+                            bool is_adding, KvAhead* ahead) const {
   GemmCall call = call_of(x, x_stride);
   call.output = is_adding ? GemmOutput::kAdd : GemmOutput::kStore;
   call.out = out;
   call.out_stride = out_stride;
   call.num_columns = num_outputs_;
-  multiply_by_path(runtime, call, num_rows);
+  multiply_by_path(runtime, call, num_rows, ahead);
 }
 
 void PackedMatrix::silu_times(Runtime& runtime, const Bf16* x, std::size_t x_stride,
-                              std::size_t num_rows, Bf16* out, std::size_t out_stride) const {
+                              std::size_t num_rows, Bf16* out, std::size_t out_stride,
+                              KvAhead* ahead) const {
   GemmCall call = call_of(x, x_stride);
   call.output = GemmOutput::kSiluTimes;
   call.out = out;
   call.out_stride = out_stride;
   call.num_columns = num_outputs_ / 2;
-  multiply_by_path(runtime, call, num_rows);
+  multiply_by_path(runtime, call, num_rows, ahead);
 }
 
 void PackedMatrix::find_largest(Runtime& runtime, const Bf16* x, std::size_t x_stride,
@@ -172,13 +173,19 @@ PackedMatrix::Cut PackedMatrix::cut_for(const Runtime& runtime, std::size_t num_
 
 // Cut the result into pieces of rows and columns; the cut does not change a bit of it.
 void PackedMatrix::multiply_by_path(Runtime& runtime, const GemmCall& call,
-                                    std::size_t num_rows) const {
+                                    std::size_t num_rows, KvAhead* ahead) const {
   const Cut cut = cut_for(runtime, num_rows);
-  runtime.pool.run(cut.num_blocks * cut.num_pieces, [&](std::size_t index, int) {
+  runtime.pool.run(cut.num_blocks * cut.num_pieces, [&](std::size_t index, int thread) {
     const std::size_t row = index / cut.num_pieces * cut.block_rows;
     const std::size_t panel = index % cut.num_pieces * cut.panels;
-    runtime.kernels.gemm(call, {row, std::min(num_rows, row + cut.block_rows)},
-                         {panel, std::min(num_panels_, panel + cut.panels)});
+    const Range rows{row, std::min(num_rows, row + cut.block_rows)};
+    const Range panels{panel, std::min(num_panels_, panel + cut.panels)};
+    GemmCall piece = call;
+    if (ahead != nullptr) {
+      const std::size_t size = (rows.last - rows.first) * (panels.last - panels.first);
+      piece.ahead = ahead->take(thread, size * num_k_pairs_);
+    }
+    runtime.kernels.gemm(piece, rows, panels);
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include "aligned_buffer.hpp"
 #include "kernels.hpp"
+#include "kv_ahead.hpp"
 #include "runtime.hpp"
 
 namespace everbatch {
@@ -39,12 +40,14 @@ class PackedMatrix {
 
   // out float32 [num_rows, out_stride] = x * matrix + bias, or added to what is there.
   // x: bf16 [num_rows, x_stride], zero past num_inputs up to an even count.
+  // ahead: what is asked for meanwhile, or null.
   void multiply(Runtime& runtime, const Bf16* x, std::size_t x_stride, std::size_t num_rows,
-                float* out, std::size_t out_stride, bool is_adding) const;
+                float* out, std::size_t out_stride, bool is_adding,
+                KvAhead* ahead = nullptr) const;
 
   // out bf16 [num_rows, out_stride] = silu(x * first part) * (x * second part); interleaved only.
   void silu_times(Runtime& runtime, const Bf16* x, std::size_t x_stride, std::size_t num_rows,
-                  Bf16* out, std::size_t out_stride) const;
+                  Bf16* out, std::size_t out_stride, KvAhead* ahead = nullptr) const;
 
   // out [num_rows] = the largest output of each row of x * matrix + bias, whose bits are those that
   // multiply gives; stacked only. The product is never in memory.
@@ -59,6 +62,8 @@ class PackedMatrix {
   // Of all parts; an interleaved matrix gives half as many values.
   std::size_t num_outputs() const { return num_outputs_; }
   std::size_t num_inputs() const { return num_inputs_; }
+  // Of a product with so many rows: rows times panels times pairs of inputs.
+  std::size_t work(std::size_t num_rows) const { return num_rows * num_panels_ * num_k_pairs_; }
   std::size_t num_bytes() const { return panels_.num_bytes() + bias_.num_bytes(); }
 
  private:
@@ -78,7 +83,8 @@ class PackedMatrix {
   Source source_of(const std::vector<MatrixPart>& parts, std::size_t column) const;
   void pack_panel(const std::vector<MatrixPart>& parts, std::size_t panel);
   Cut cut_for(const Runtime& runtime, std::size_t num_rows) const;
-  void multiply_by_path(Runtime& runtime, const GemmCall& call, std::size_t num_rows) const;
+  void multiply_by_path(Runtime& runtime, const GemmCall& call, std::size_t num_rows,
+                        KvAhead* ahead) const;
   GemmCall call_of(const Bf16* x, std::size_t x_stride) const;
   std::size_t panel_values() const { return num_k_pairs_ * kPanelPairValues; }
 

@@ -28,6 +28,8 @@ Step::Step(std::shared_ptr<Network> network, Batch batch, KvView kv)
   const std::int32_t longest =
       *std::max_element(batch_.context_lens.begin(), batch_.context_lens.end());
   network_->extend_rotation(static_cast<std::size_t>(longest));
+  const NetworkShape& shape = network_->shape_;
+  ahead_.emplace(*network_->runtime_, batch_, kv_, shape.num_kv_heads * shape.head_dim);
   number_ = ++network_->num_steps_;
 }
 
@@ -83,6 +85,13 @@ void Step::embed() {
   });
 }
 
+// What to ask for during a product, before attention of `layer`; null after the last layer.
+KvAhead* Step::ahead_of(std::size_t layer, std::size_t work_after) {
+  if (layer == network_->layers_.size()) return nullptr;
+  ahead_->aim(layer, work_after);
+  return &*ahead_;
+}
+
 // normed = the norm of every token's hidden state.
 void Step::norm_all(const std::vector<float>& weight) {
   Network& network = *network_;
@@ -103,7 +112,8 @@ void Step::norm_qkv_rope_write(std::size_t layer_index) {
   const NetworkShape& shape = network.shape_;
   norm_all(layer.attention_norm);
   layer.qkv->multiply(*network.runtime_, network.normed_.data(), padded(shape.hidden_size),
-                      batch_.num_tokens(), network.qkv_.data(), padded(shape.qkv_size()), false);
+                      batch_.num_tokens(), network.qkv_.data(), padded(shape.qkv_size()), false,
+                      ahead_of(layer_index, 0));
   const std::size_t layer_values =
       kv_.num_blocks * kv_.block_size * shape.num_kv_heads * shape.head_dim;
   const RopeCall call{
@@ -147,9 +157,13 @@ void Step::paged_attention(std::size_t layer_index) {
 void Step::project_add(std::size_t layer_index) {
   Network& network = *network_;
   const NetworkShape& shape = network.shape_;
-  layer_of(layer_index).o->multiply(*network.runtime_, network.attended_.data(),
-                                    padded(shape.query_size()), batch_.num_tokens(),
-                                    network.hidden_.data(), padded(shape.hidden_size), true);
+  const Layer& layer = layer_of(layer_index);
+  const std::size_t num_tokens = batch_.num_tokens();
+  const std::size_t work_after =
+      layer.gate_up->work(num_tokens) + layer.down->work(num_tokens) + layer.qkv->work(num_tokens);
+  layer.o->multiply(*network.runtime_, network.attended_.data(), padded(shape.query_size()),
+                    num_tokens, network.hidden_.data(), padded(shape.hidden_size), true,
+                    ahead_of(layer_index + 1, work_after));
 }
 
 void Step::norm_mlp_add(std::size_t layer_index) {
@@ -157,11 +171,15 @@ void Step::norm_mlp_add(std::size_t layer_index) {
   Network& network = *network_;
   const NetworkShape& shape = network.shape_;
   const std::size_t num_tokens = batch_.num_tokens();
+  // All layers have the same sizes, so the next one's products are as long as this one's.
+  const std::size_t qkv_work = layer.qkv->work(num_tokens);
   norm_all(layer.mlp_norm);
   layer.gate_up->silu_times(*network.runtime_, network.normed_.data(), padded(shape.hidden_size),
-                            num_tokens, network.gated_.data(), padded(shape.intermediate_size));
+                            num_tokens, network.gated_.data(), padded(shape.intermediate_size),
+                            ahead_of(layer_index + 1, layer.down->work(num_tokens) + qkv_work));
   layer.down->multiply(*network.runtime_, network.gated_.data(), padded(shape.intermediate_size),
-                       num_tokens, network.hidden_.data(), padded(shape.hidden_size), true);
+                       num_tokens, network.hidden_.data(), padded(shape.hidden_size), true,
+                       ahead_of(layer_index + 1, qkv_work));
 }
 
 // Put the final norm of a row of logits into row `place` of normed.

@@ -5,12 +5,13 @@
 #pragma once
 
 #include "kernels.hpp"
+#include "lines_ahead.hpp"
 #include "path_math.hpp"
 
 namespace everbatch::EVERBATCH_PATH {
 namespace {
 
-constexpr std::size_t kLineValues = 64 / sizeof(Bf16);
+constexpr std::size_t kLineValues = kLineBytes / sizeof(Bf16);
 
 // Call visit(position in the tile, how many follow in one block, offset of the first one's heads).
 template <typename Visit>
@@ -27,16 +28,6 @@ inline void visit_blocks(const AttentionCall& call, const AttentionTask& task, s
   }
 }
 
-// Ask for a line, into the second cache: a tile of many heads is larger than the first. Written as
-// assembly where it can be, as GCC 12 drops a function that does nothing but prefetch, calls and all.
-inline void ask_for(const Bf16* values) {
-#if defined(__x86_64__)
-  asm volatile("prefetcht1 %0" : : "m"(*values));
-#else
-  __builtin_prefetch(values, 0, 2);
-#endif
-}
-
 // Ask for what positions [first, last) of the context hold of the task's heads.
 inline void fetch(const AttentionCall& call, const AttentionTask& task, std::size_t first,
                   std::size_t last) {
@@ -48,7 +39,7 @@ inline void fetch(const AttentionCall& call, const AttentionTask& task, std::siz
                  for (const Bf16* from : starts) {
                    for (std::size_t i = 0; i < count; ++i, from += stride) {
                      for (std::size_t value = 0; value < own; value += kLineValues) {
-                       ask_for(from + value);
+                       ask_for(reinterpret_cast<const std::byte*>(from + value));
                      }
                    }
                  }

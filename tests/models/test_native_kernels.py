@@ -127,9 +127,14 @@ def test_chunks_do_not_change_a_bit(architecture: str) -> None:
         np.testing.assert_array_equal(logits_of(runner, "chunked", chunks), expected)
 
 
-def test_sixty_four_decodes_have_the_bits_of_each_alone() -> None:
-    runner = native_runner(WIDE, num_threads=4, block_size=16)
-    alone = native_runner(WIDE, num_threads=1)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("num_threads", "block_size"), [(1, 16), (2, 7), (3, 64), (4, 16)])
+def test_sixty_four_decodes_have_the_bits_of_each_alone(
+    num_threads: int, block_size: int, path: str
+) -> None:
+    """So many ask for keys and values ahead, and each thread has requests that it begins with."""
+    runner = native_runner(WIDE, path, num_threads, block_size)
+    alone = native_runner(WIDE, path, num_threads=1)
     names = [f"r{number}" for number in range(64)]
     for number, name in enumerate(names):
         runner.add(name, random_prompt(WIDE, 2 + number, seed=number))
