@@ -18,7 +18,7 @@ from everbatch.base.events import StepChange, StepsRan
 from everbatch.scheduler.config import SchedulerConfig
 from everbatch.scheduler.draft import BEHIND_HEAD, Draft
 from everbatch.scheduler.lifecycle import Lifecycle
-from everbatch.scheduler.plan import DeferReason, StepOutcome
+from everbatch.scheduler.plan import DeferReason
 from everbatch.scheduler.report import DeferralLog
 from everbatch.scheduler.request import Request, by_admission
 from everbatch.scheduler.state import SchedulerState
@@ -93,7 +93,7 @@ class Leaps:
         state.num_deferred_calls = 0
         released, joined = self._join_idle()
         most = self._most_steps(len(needing))
-        stretch = Stretch(len(state.decodes), most, released, joined)
+        stretch = Stretch(len(state.decodes.members), most, released, joined)
         first, num_used = state.decodes.num_steps + 1, state.pool.num_used
         run(stretch)
         durations, changes = stretch.durations, list[StepChange]()
@@ -113,7 +113,7 @@ class Leaps:
         pool, decodes = self._state.pool, self._state.decodes
         until_full = decodes.next_full() - decodes.num_steps
         until_end = decodes.next_end() - decodes.num_steps
-        num_rounds = (pool.num_allocatable - num_needing) // len(decodes)
+        num_rounds = (pool.num_allocatable - num_needing) // len(decodes.members)
         return min(max(until_full, num_rounds * self._config.block_size), until_end)
 
     def _complete(
@@ -126,7 +126,7 @@ class Leaps:
         if not (stretch.stopped or ended):
             self._lifecycle.note_full(full)
             return
-        self._lifecycle.finish_step(StepOutcome(stretch.stopped), ended, full, now_ns)
+        self._lifecycle.finish_step(stretch.stopped, ended, full, now_ns)
         if changes and changes[-1].step == last:
             # A step reports the pool as those whom it ended left it.
             pool = state.pool
@@ -146,9 +146,8 @@ class Leaps:
         assert blocks is not None
         upcoming = iter(blocks)
         for step, full in fills:
-            needing = full if len(full) == 1 else sorted(full, key=by_admission)
             taken = []
-            for request in needing:
+            for request in full if len(full) == 1 else sorted(full, key=by_admission):
                 block = next(upcoming)
                 request.block_table.append(block)
                 taken.append((request.id, block))
@@ -184,7 +183,9 @@ class Leaps:
     def _join_idle(self) -> tuple[list[int], list[Request]]:
         """Let all decode who can; gives the slots released since the last step, and who joined."""
         state = self._state
-        joined = sorted(state.idle_decodes, key=by_admission)
+        joined = list(state.idle_decodes)
+        if len(joined) > 1:
+            joined.sort(key=by_admission)
         for request in joined:
             self._lifecycle.join(request)
         released, state.released_slots = state.released_slots, []
@@ -199,7 +200,7 @@ class Leaps:
             return False
         if state.preempted_slots or state.swapped_out or self._deferrals.has_newcomers:
             return False
-        num_decodes = len(state.decodes) + len(state.idle_decodes)
+        num_decodes = len(state.decodes.members) + len(state.idle_decodes)
         if not 0 < num_decodes <= self._config.max_num_batched_tokens:
             return False
         head = state.policy.queue.peek(state.decodes.num_steps)

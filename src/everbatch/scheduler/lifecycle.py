@@ -102,7 +102,7 @@ class Lifecycle:
             if self._state.ledger is not None:
                 self._state.ledger.charge_prompt(request.tenant, chunk.count - again)
             if chunk.completes:
-                group = [request, *request.followers]
+                group = request.members
                 if chunk.emits and len(group) > 1:
                     self._fork(request)
                 for member in group:
@@ -112,17 +112,18 @@ class Lifecycle:
 
     def finish_step(
         self,
-        outcome: StepOutcome,
+        stopped: Iterable[int],
         ended: Iterable[Request],
         full: Collection[Request],
         now_ns: int,
     ) -> None:
         """Retire whoever the step ended, and note whose blocks are full.
 
-        `full` is the decode set's own view: those who retire are gone from it.
+        `stopped` are slots of those who ended by themselves. `full` is the decode set's own view:
+        those who retire are gone from it.
         """
         state = self._state
-        for slot in outcome.stopped:
+        for slot in stopped:
             self._endings.retire(state.slots[slot], FinishReason.STOP, now_ns)
         for request in ended:
             self._endings.retire(request, FinishReason.LENGTH, now_ns)
@@ -156,7 +157,7 @@ class Lifecycle:
         self._endings.settle(request)
         slot = _slot(request)
         computed = request.num_computed_tokens
-        for member in [request, *request.followers]:
+        for member in request.members:
             self._state.preempted_slots.append(_slot(member))
             self._endings.give_back_slot(member, masked=False)
             member.move_to(RequestStatus.PREEMPTED)
@@ -186,7 +187,7 @@ class Lifecycle:
                 self._state.tail_holders[request] = None
             case YieldKind.RECOMPUTE:
                 request.num_computed_tokens = 0
-                for member in [request, *request.followers]:
+                for member in request.members:
                     member.move_to(RequestStatus.WAITING)
         self._deferrals.forget(request)
         self._enqueue(request)
@@ -278,7 +279,7 @@ class Lifecycle:
         num_cached = len(hits) * self._config.block_size
         request.max_computed_tokens = max(request.max_computed_tokens, request.num_computed_tokens)
         in_decode = resumed and request.num_computed_tokens == request.prefill_target
-        for member in [request, *request.followers]:
+        for member in request.members:
             first_time = not member.has_started
             if first_time:
                 member.num_cached_tokens = num_cached
@@ -362,7 +363,7 @@ class Lifecycle:
         queue = self._state.policy.queue
         queue.remove(request)
         request.num_computed_tokens = 0
-        for member in [request, *request.followers]:
+        for member in request.members:
             member.move_to(RequestStatus.WAITING)
         queue.push(request)
 

@@ -85,7 +85,7 @@ class PlanWriter:
         free_slots = list(self._state.free_slots)
         slots: dict[Request, int] = {}
         for request, hits in draft.admitted.items():
-            for member in (request, *request.followers):
+            for member in request.members:
                 slots[member] = heappop(free_slots)
             plan.admitted += self._admissions(draft, request, hits, slots)
         for request, blocks in draft.swapped_in.items():
@@ -132,7 +132,7 @@ def _admission_again(request: Request, ran: int) -> Admission:
 def _holders(victims: Iterable[Request]) -> list[Request]:
     """Give those of the victims who hold slots, and their samples."""
     holders = [victim for victim in victims if victim.slot is not None]
-    return [member for victim in holders for member in (victim, *victim.followers)]
+    return [member for victim in holders for member in victim.members]
 
 
 def _leader(request: Request) -> Request:

@@ -75,7 +75,8 @@ class DeferralLog:
         rest_changed = draft.rest_of_queue.reason is not self._rest.reason
         if self._newcomers or head is not self._head or rest_changed:
             for request in self._others(everybody=rest_changed):
-                if request not in draft.deferred and request in queue:
+                waits = request.slot is None and request not in draft.deferred
+                if waits and request in queue:
                     skip_head = request is head and draft.rest_of_queue is BEHIND_HEAD
                     if not skip_head:
                         self._defer(request, draft.rest_of_queue, news)

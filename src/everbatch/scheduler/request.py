@@ -142,6 +142,11 @@ class Request:
         return self.group.samples[1:] if not self.group.has_forked else []
 
     @property
+    def members(self) -> "list[Request]":
+        """Itself, and the samples that wait for it: they share slots' and prompts' fates."""
+        return [self] if self.group is None else [self, *self.followers]
+
+    @property
     def is_follower(self) -> bool:
         """Whether it waits for another sample to compute their common prompt."""
         group = self.group

@@ -352,5 +352,6 @@ class Scheduler:
         num_dropped = self._run_aborts(draft, now_ns) if self._aborts else 0
         if outcome.failed:
             num_dropped += self._lifecycle.retire_failed(draft, outcome, now_ns)
-        self._lifecycle.finish_step(outcome, (*ended_in_prefill, *ended), full, now_ns)
+        ended_now = (*ended_in_prefill, *ended)
+        self._lifecycle.finish_step(outcome.stopped, ended_now, full, now_ns)
         return num_dropped

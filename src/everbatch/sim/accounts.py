@@ -114,10 +114,15 @@ class Accounts:
         num_stayed = steps.decodes - len(steps.joined)
         if num_stayed:
             gaps[gap] = gaps.get(gap, 0) + num_stayed
-        for duration in durations[1:]:
-            gaps[duration] = gaps.get(duration, 0) + steps.decodes
+        later, num_later = durations[1:], len(durations) - 1
+        if num_later and later.count(gap) == num_later:
+            # Where nothing but tokens takes time, steps of the same decodes are alike.
+            gaps[gap] = gaps.get(gap, 0) + num_later * steps.decodes
+        else:
+            for duration in later:
+                gaps[duration] = gaps.get(duration, 0) + steps.decodes
         if self._longest_gaps is not None:
-            for pass_end, pass_gap in zip(steps.ends[1:], (gap, *durations[1:]), strict=True):
+            for pass_end, pass_gap in zip(steps.ends[1:], (gap, *later), strict=True):
                 self._longest_gaps.add(pass_end, pass_gap)
         self._pass_end_before = steps.ends[-2] if len(durations) > 1 else self._last_pass_end
         self._last_pass_end = end
@@ -240,12 +245,12 @@ class Accounts:
 
     def _fold_blocks(self, steps: StepsRan) -> None:
         """Count for how long blocks were held, those taken meanwhile from their steps on."""
-        ends, num_used = steps.ends, steps.used_blocks
+        ends, first_step, num_used = steps.ends, steps.step, steps.used_blocks
         held = num_used * (ends[-1] - ends[0])
-        for change in steps.changes:
-            num_taken = len(change.blocks)
+        for step, blocks, _, _ in steps.changes:
+            num_taken = len(blocks)
             num_used += num_taken
-            held += num_taken * (ends[-1] - ends[change.step - steps.step])
+            held += num_taken * (ends[-1] - ends[step - first_step])
         self.counters.used_block_time += held
         self.counters.peak_blocks = max(self.counters.peak_blocks, num_used)
 

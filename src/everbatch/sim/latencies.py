@@ -68,11 +68,11 @@ class Latencies:
         if e2e is not None:
             self.e2e.append(_checked(e2e))
         longest_gap, slowest = 0, 0.0
-        for times in streams:
-            longest_gap = max(longest_gap, times.longest_gap)
-            if times.tpot is not None:
-                self.tpot.append(times.tpot)
-                slowest = max(slowest, times.tpot)
+        for tpot, gap in streams:
+            if tpot is not None:
+                self.tpot.append(tpot)
+                slowest = max(slowest, tpot)
+            longest_gap = max(longest_gap, gap)
         if not goals or ttft is None or e2e is None:
             return
         reached = {"ttft": ttft, "itl": longest_gap, "tpot": slowest, "e2e": e2e}

@@ -179,8 +179,10 @@ def _step_times(accounts: Accounts, unit: TimeUnit) -> list[dict[str, Any]]:
 
 
 def _written(times: Mapping[str, float | None], unit: TimeUnit) -> dict[str, float | None]:
-    written = unit.written
-    return {name: None if time is None else written(time) for name, time in times.items()}
+    if unit.is_steps:
+        return dict(times)
+    per_unit = unit.per_unit
+    return {name: None if time is None else time / per_unit for name, time in times.items()}
 
 
 def _entry(record: RequestRecord, now: int, unit: TimeUnit) -> dict[str, Any]:
