@@ -3,7 +3,8 @@
     python benchmarks/bench_http.py MODEL [--kernels auto|native|reference] [--client raw|openai]
 
 One round runs the server and its client, 1, 32 and 64 streams, then the engine alone with the same
-prompts. With the raw client it fails (status 1) below AT_LEAST or above AT_MOST; with the openai
+prompts. With the raw client it fails (status 1) where the rate is below AT_LEAST of the engine's,
+or the 99th percentile of the gaps above AT_MOST of the engine's in the same run. With the openai
 client, which costs more than all else but the network itself, it only tells.
 """
 
@@ -19,13 +20,22 @@ from streams_workload import BATCHES
 HERE = Path(__file__).resolve().parent
 PROMISED = (32, 64)
 AT_LEAST = {f"decode_tokens_per_s_{batch}": 0.9 for batch in PROMISED}
-AT_MOST = {f"itl_ms_p99_{batch}": 1.2 for batch in PROMISED}
+AT_MOST = {f"itl_p99_by_engines_{batch}": 1.2 for batch in PROMISED}
 FIGURES = tuple(
     f"{name}_{batch}"
     for batch in BATCHES
     for name in ("decode_tokens_per_s", "itl_ms_p50", "itl_ms_p99")
 )
-CLIENT_CPU = tuple(f"client_cpu_us_per_token_{batch}" for batch in BATCHES)
+TOLD = tuple(
+    f"{name}_{batch}"
+    for batch in BATCHES
+    for name in (
+        "itl_p99_by_engines",
+        "engine_itl_ms_p99",
+        "delay_ms_p99",
+        "client_cpu_us_per_token",
+    )
+)
 
 
 def main() -> int:
@@ -51,8 +61,8 @@ def plan(options: argparse.Namespace) -> Plan:
         b=Candidate("offline", engine),
         figures=FIGURES,
         at_least=AT_LEAST if is_promised else {},
-        at_most=AT_MOST if is_promised else {},
-        told_of_a=CLIENT_CPU,
+        told_of_a=TOLD,
+        a_at_most=AT_MOST if is_promised else {},
         min_kept_rounds=options.rounds,
         max_rounds=options.max_rounds,
     )

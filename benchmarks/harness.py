@@ -96,16 +96,17 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to compare. `at_least` and `at_most` map a figure to the smallest and to the largest
-    ratio A/B that is good enough; `told_of_a` names what A has and B has not."""
+    """What to compare. `at_least` maps a figure to the smallest ratio A/B that is good enough.
+    `told_of_a` names what A has and B has not, `a_at_most` the largest good median of some of
+    that."""
 
     name: str
     a: Candidate
     b: Candidate
     figures: tuple[str, ...]
     at_least: Mapping[str, float] = field(default_factory=dict)
-    at_most: Mapping[str, float] = field(default_factory=dict)
     told_of_a: tuple[str, ...] = ()
+    a_at_most: Mapping[str, float] = field(default_factory=dict)
     min_kept_rounds: int = MIN_KEPT_ROUNDS
     max_rounds: int = MAX_ROUNDS
 
@@ -196,19 +197,22 @@ def medians_of_a(plan: Plan, rounds: Sequence[Round]) -> dict[str, float]:
     return {figure: statistics.median(a[figure] for a in kept) for figure in plan.told_of_a}
 
 
+def excesses_of_a(plan: Plan, medians: Mapping[str, float]) -> list[str]:
+    """Say in one sentence each which of A's own figures are larger than the plan asks for."""
+    return [
+        f"{figure}: {medians[figure]:.3g} is above {limit:g}"
+        for figure, limit in plan.a_at_most.items()
+        if medians[figure] > limit
+    ]
+
+
 def shortfalls(plan: Plan, summaries: Sequence[Summary]) -> list[str]:
-    """Say in one sentence each which ratios are smaller or larger than the plan asks for."""
-    too_small = [
+    """Say in one sentence each which ratios are smaller than the plan asks for."""
+    return [
         f"{summary.figure}: ratio {summary.ratio:.2f} is below {plan.at_least[summary.figure]:.2f}"
         for summary in summaries
         if summary.ratio < plan.at_least.get(summary.figure, 0.0)
     ]
-    too_large = [
-        f"{summary.figure}: ratio {summary.ratio:.2f} is above {plan.at_most[summary.figure]:.2f}"
-        for summary in summaries
-        if summary.ratio > plan.at_most.get(summary.figure, math.inf)
-    ]
-    return too_small + too_large
 
 
 @contextmanager
@@ -242,9 +246,10 @@ def compare(
     print(f"all rounds: {path}")
     summaries = summarize(plan, rounds)
     print_summaries(plan, summaries)
-    for figure, median in medians_of_a(plan, rounds).items():
+    of_a = medians_of_a(plan, rounds)
+    for figure, median in of_a.items():
         print(f"{figure}: A {median:.4g}")
-    failures = shortfalls(plan, summaries)
+    failures = [*shortfalls(plan, summaries), *excesses_of_a(plan, of_a)]
     for failure in failures:
         print(failure)
     return 1 if failures else 0

@@ -12,6 +12,7 @@ from harness import (
     Round,
     ThisMachine,
     compare,
+    excesses_of_a,
     machine_lock,
     medians_of_a,
     num_kept,
@@ -127,22 +128,18 @@ def test_a_ratio_at_its_limit_is_enough_and_below_it_is_named():
     assert shortfalls(too_much, summarize(too_much, rounds)) == ["rate: ratio 0.70 is below 0.71"]
 
 
-def test_a_ratio_may_have_a_largest_value_as_well():
-    rounds = [make_round(a=2.4, b=2.0)]
-    enough = make_plan(min_kept_rounds=1, at_most={"rate": 1.2})
-    too_little = make_plan(min_kept_rounds=1, at_most={"rate": 1.19})
-
-    assert shortfalls(enough, summarize(enough, rounds)) == []
-    assert shortfalls(too_little, summarize(too_little, rounds)) == [
-        "rate: ratio 1.20 is above 1.19"
-    ]
-
-
 def test_what_a_alone_has_is_a_median_of_the_kept_rounds():
     rounds = [make_round(a=1), make_round(a=50, after=Probe(15.0, 100.0)), make_round(a=3)]
     plan = make_plan(figures=(), told_of_a=("rate",), min_kept_rounds=2)
 
     assert medians_of_a(plan, rounds) == {"rate": 2}
+
+
+def test_a_figure_of_a_alone_may_have_a_largest_value():
+    plan = make_plan(told_of_a=("gaps",), a_at_most={"gaps": 1.2})
+
+    assert excesses_of_a(plan, {"gaps": 1.2}) == []
+    assert excesses_of_a(plan, {"gaps": 1.21}) == ["gaps: 1.21 is above 1.2"]
 
 
 def test_what_a_alone_should_have_and_has_not_is_an_error():
