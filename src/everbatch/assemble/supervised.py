@@ -8,6 +8,7 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -58,5 +59,6 @@ def supervisor_of(environ: dict[str, str] | None = None) -> Iterator[Supervisor 
     with socket(fileno=facts["fd"]) as control, bind_path(facts["path"]) as listening:
         control.set_inheritable(False)
         # In C, so that a thread that never gives up Python's lock is told as well.
-        faulthandler.register(TELL_STACKS)
+        if sys.stderr is not None:
+            faulthandler.register(TELL_STACKS)
         yield Supervisor(facts["url"], control, listening, facts["num_restarts"])
