@@ -203,7 +203,9 @@ class _MarkupRules:
             self._check_text(schema)
             return None
         rule = f"{self._name}_{len(self._rules)}"
-        shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        shared: dict[str, Any] = {
+            name: root[name] for name in ("$defs", "definitions") if name in root
+        }
         self._rules.append(_json_rule(rule, shared | schema))
         return [f'{rule} "\\n{PARAMETER_END}"']
 

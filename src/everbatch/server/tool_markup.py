@@ -168,7 +168,7 @@ def _alternatives(schema: dict[str, Json]) -> list[Json]:
 def _value(text: str, kinds: frozenset[str] | None) -> Json:
     """Read an argument as one of these types. A text it is if it is none of the others: the client
     sees what came."""
-    if kinds == {"string"}:
+    if kinds is not None and kinds == {"string"}:
         return text
     for value in _readings(text.strip()):
         kind = _kind(value)
