@@ -5,13 +5,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from e2e.processes import WAIT_S, Server, assert_one_line_error, run, serving
+from e2e.processes import COMMAND, WAIT_S, Server, assert_one_line_error, run, serving, start
 from e2e.streams import streaming
 from e2e.supervision import ask, engine_process, has_ended, num_ready, wait_for
 from tiny_model import write_model
@@ -146,3 +148,24 @@ def test_what_is_wrong_at_the_start_is_told_once(model: Path) -> None:
     done = run("serve", model, "--port", "0", "--supervise", "--max-model-len", "999999")
 
     assert_one_line_error(done, "999,999")
+
+
+def test_it_serves_where_standard_error_is_closed(model: Path) -> None:
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *COMMAND]
+    process = start("serve", model, "--supervise", "--port", str(port), command=closed)
+
+    def is_ready() -> bool:
+        assert process.poll() is None
+        with suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/ready").is_success
+        return False
+
+    with process:
+        try:
+            wait_for(is_ready)
+        finally:
+            process.terminate()
+    assert process.returncode == 0
