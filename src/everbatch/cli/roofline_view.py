@@ -33,8 +33,8 @@ def print_estimate(estimate: Estimate, console: Console | None = None) -> None:
         console.print()
         console.print(_nominal_steps(estimate.answers))
         console.print(
-            "\nLeft out: attention, KV reads and writes, the host, efficiency. Without --nominal "
-            "they are told, a line each.",
+            "\nLeft out: attention, KV reads and writes, copied and swapped blocks, other devices, "
+            "the host, efficiency. Without --nominal they are told, a line each.",
             soft_wrap=True,
         )
     else:

@@ -43,6 +43,14 @@ def test_the_nominal_figures_of_a_round_model_on_an_h100():
     assert row(text, "512 of prompt + 3 decodes") == mixed
 
 
+def test_the_nominal_model_says_of_all_other_terms_that_they_are_left_out():
+    text = answer(*NOMINAL, "--swapped-blocks", "9")
+
+    assert (
+        "Left out: attention, KV reads and writes, copied and swapped blocks, other devices" in text
+    )
+
+
 def test_the_same_figures_come_of_sizes_given_one_by_one():
     by_name = facts(*NOMINAL, "--prefill", "512", "--decode", "3")
     by_size = facts("roofline", "--nominal", *SIZES, "--prefill", "512", "--decode", "3")
