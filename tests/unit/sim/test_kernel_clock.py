@@ -69,12 +69,12 @@ def test_tables_that_multiply_beyond_all_floats_are_too_long_and_no_traceback(fo
         (
             {"tables": "card", "prompt_step_s": -2},
             {"num_layers": 2},
-            "[clock] prompt_step_s is -2, it must be a number of at least -1",
+            "[clock] prompt_step_s is -2, it must be a number from -1 to 1,000",
         ),
         (
             {"tables": "card", "decode_step_s": 1001},
             {"num_layers": 2},
-            "[clock] decode_step_s is 1001, it must be a number of seconds from -1 to 1000",
+            "[clock] decode_step_s is 1001, it must be a number from -1 to 1,000",
         ),
     ],
 )
