@@ -2,12 +2,15 @@
 
 import asyncio
 import gzip
+import threading
+from typing import Any
 
 import httpx
 import pytest
 from server.fakes import async_test, in_process, listening, make_harness, reply_to
 
-from everbatch.server import http_body
+from everbatch.server import http_body, routes
+from everbatch.tokenizer.tokenizer import Tokenizer
 
 COMPLETIONS = "/v1/completions"
 
@@ -90,3 +93,43 @@ def test_encoded_body_is_refused_as_such(encoding: str, status: int) -> None:
             assert f"Content-Encoding is '{encoding}'" in error["message"]
 
     run()
+
+
+@pytest.mark.parametrize("length", ["short", "long"])
+def test_prompt_is_checked_and_written_out_beside_the_loop_if_its_body_is_long(
+    length: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two million token ids are half a second of checks and of text."""
+    seen: dict[str, set[str]] = {"check": set(), "decode": set()}
+    check, decode = routes.check_token_ids, Tokenizer.decode
+
+    def noting_check(*args: Any) -> None:
+        seen["check"].add(threading.current_thread().name)
+        check(*args)
+
+    def noting_decode(*args: Any, **named: Any) -> str:
+        seen["decode"].add(threading.current_thread().name)
+        return decode(*args, **named)
+
+    monkeypatch.setattr(routes, "check_token_ids", noting_check)
+    monkeypatch.setattr(Tokenizer, "decode", noting_decode)
+    filler = " " * (http_body.MAX_INLINE_BYTES + 1 if length == "long" else 0)
+
+    @async_test
+    async def run() -> None:
+        async with in_process(make_harness()) as client:
+            bodies = [
+                '{"prompt": [97, 98], "echo": true}',
+                '{"prompt": [[97], [98]], "echo": true}',
+            ]
+            answers = [await client.post(COMPLETIONS, content=body + filler) for body in bodies]
+
+        assert [answer.status_code for answer in answers] == [200, 200]
+        texts = [one["text"] for answer in answers for one in answer.json()["choices"]]
+        starts = ("ab", "a", "b")
+        assert all(text.startswith(start) for text, start in zip(texts, starts, strict=True))
+
+    run()
+    main = threading.main_thread().name
+    for threads in seen.values():
+        assert (main in threads) == (length == "short")

@@ -145,15 +145,13 @@ class _Routes:
         wanted = await beside_loop(len(body), partial(read_completion, body, settings.max_prompts))
         common = await self._checked(wanted.common, request)
         _check_num_choices(len(wanted.prompts), common.sampling.n, settings.max_choices)
-        prompts = [
-            self._prompt(
-                await encoding.prompt_ids(prompt, add_special_tokens=wanted.add_special_tokens),
-                common.sampling,
-                self._echo(wanted, prompt),
-                is_all=wanted.is_prompt_only,
+        prompts = []
+        for prompt in wanted.prompts:
+            token_ids = await encoding.prompt_ids(
+                prompt, add_special_tokens=wanted.add_special_tokens
             )
-            for prompt in wanted.prompts
-        ]
+            make = partial(self._echoing, wanted, prompt, token_ids, common.sampling)
+            prompts.append(await beside_loop(len(body), make))
         return await self._answer(request, answer_id, CompletionApi(), common, prompts)
 
     async def _chat(self, request: Request, answer_id: str) -> Response:
@@ -184,7 +182,8 @@ class _Routes:
             )
         except InvalidRequest as error:
             raise bad_request(str(error), field, "invalid_value") from None
-        return replace(use, common=common), [self._prompt(token_ids, common.sampling)]
+        make = partial(self._prompt, token_ids, common.sampling)
+        return replace(use, common=common), [await beside_loop(num_bytes, make)]
 
     async def _checked(
         self, common: Common, request: Request, form_param: str | None = None
@@ -215,24 +214,31 @@ class _Routes:
         self._served.engine.limits.check_any(self._served.clock.now_ns())
         return body
 
-    def _echo(self, wanted: CompletionRequest, prompt: str | tuple[int, ...]) -> str:
+    def _echoing(
+        self,
+        wanted: CompletionRequest,
+        prompt: str | tuple[int, ...],
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+    ) -> Prompt:
+        """Check a prompt of a completion, and write it out if it is repeated."""
+        made = self._prompt(token_ids, sampling, is_all=wanted.is_prompt_only)
         if not wanted.echo:
-            return ""
+            return made
         skips = wanted.common.sampling.skip_special_tokens
-        return self._encoding.text_of(prompt, skip_special_tokens=skips)
+        return replace(made, echo=self._encoding.text_of(prompt, skip_special_tokens=skips))
 
     def _prompt(
         self,
         token_ids: Sequence[int],
         sampling: SamplingParams,
-        echo: str = "",
         *,
         is_all: bool = False,
     ) -> Prompt:
         check_token_ids(token_ids, self._served.model.vocab_size)
         num_left = self._served.engine.max_output_tokens(len(token_ids), sampling.n)
         check_min_tokens(sampling, num_left)
-        return Prompt(token_ids, sampling, echo, is_all)
+        return Prompt(token_ids, sampling, is_all=is_all)
 
     async def _answer(
         self,

@@ -82,14 +82,13 @@ class _SideRoutes:
         strings = None
         if wanted.return_token_strs:
             strings = await beside_loop(len(body), partial(self._strings, token_ids))
-        return _json(
-            {
-                "count": len(token_ids),
-                "max_model_len": self._served.engine.config.context_limit,
-                "tokens": list(token_ids),
-                "token_strs": strings,
-            }
-        )
+        told = {
+            "count": len(token_ids),
+            "max_model_len": self._served.engine.config.context_limit,
+            "tokens": token_ids,
+            "token_strs": strings,
+        }
+        return await beside_loop(len(body), partial(_json, told))
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special tokens written out."""
