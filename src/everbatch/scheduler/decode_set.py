@@ -8,7 +8,7 @@ costs what falls due in it; a member that only decodes costs nothing.
 Knows no pool and no queue. Changes no request. Called by the scheduler alone.
 """
 
-from collections.abc import Iterable, Iterator, KeysView
+from collections.abc import Iterable, Iterator, KeysView, Mapping
 
 from everbatch.scheduler.request import Request
 
@@ -21,8 +21,8 @@ class DecodeSet:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._joined_at: dict[Request, int] = {}
-        self.members = self._joined_at.keys()
-        """A view of them: what is `in` it is found without a call in Python."""
+        self.members: Mapping[Request, int] = self._joined_at
+        """For others to read: what is `in` it is found without a call in Python."""
         self._full_at: _Calendar = {}
         self._ends_at: _Calendar = {}
         self._first_end: int | None = None
