@@ -1,6 +1,6 @@
 """Benchmark: decodes beside long prompts, against what the steps' own FLOPs and bytes predict.
 
-    python benchmarks/bench_mixed.py [MODEL] [--prompts 6] [--budget 512] [--json FILE]
+    python benchmarks/bench_mixed.py [MODEL] [--prompts 16] [--budget 512] [--json FILE]
 
 Sixteen requests decode while prompts of 1,500 tokens come, one after the other. Each step is one
 gap between two tokens of all sixteen. Its time is predicted from its own work: three prices, a
@@ -39,7 +39,7 @@ from everbatch.llm.llm import LLM
 from everbatch.workload.requests import RequestSpec
 
 NUM_DECODES, SHORT_PROMPT, NUM_OUTPUTS = 16, 32, 1500
-LONG_PROMPT, NUM_PROMPTS = 1500, 6
+LONG_PROMPT, NUM_PROMPTS = 1500, 16
 BUDGET = 512
 ROOM = 1.6
 """The next long prompt comes after so many times what one needs beside the decodes."""
