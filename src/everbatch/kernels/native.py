@@ -30,6 +30,10 @@ PATH_VARIABLE = "EVERBATCH_CPU_PATH"
 KV_DTYPE = np.uint16
 """The bits of bfloat16."""
 
+WORK_PER_CALL = 100_000_000_000
+"""Multiplications of layers that run in one call, from which on it ends with the layer: 4 s of a
+CPU that does 50 GFLOP/s. Whoever watches a long step sees it go on (LlamaForCausalLM)."""
+
 
 class NativeKernels:
     """One network's weights, packed as bfloat16: a Kernels, whose class is a KernelsBackend.
@@ -84,7 +88,7 @@ class NativeKernels:
     def begin_step(self, batch: PackedBatch, kv: KVStorage) -> "NativeStep":
         """Give the operations of one forward pass over `batch`. ValueError where an index of the
         batch leads out of the vocabulary or the storage."""
-        return NativeStep(self._network, self.shape.vocab_size, batch, kv)
+        return NativeStep(self._network, self.shape, batch, kv)
 
     def _packed_layer(self, weights: LayerWeights) -> _native.Layer:
         return _native.Layer(
@@ -144,15 +148,16 @@ class NativeStep:
     """The operations of one forward pass. Implements StepKernels, which documents each.
 
     They are only noted, and run when logits or tokens are asked for: all of them in one call, so
-    that Python's lock is let go, and got back from other threads, once a step. What is wrong with
-    them is said then.
+    that Python's lock is let go, and got back from other threads, once a step. Those of a long step
+    run in several, after each WORK_PER_CALL. What is wrong with them is said then.
     """
 
     def __init__(
-        self, network: _native.Network, vocab_size: int, batch: PackedBatch, kv: KVStorage
+        self, network: _native.Network, shape: NetworkShape, batch: PackedBatch, kv: KVStorage
     ) -> None:
-        self._logits_shape = (len(batch.logit_rows), vocab_size)
+        self._logits_shape = (len(batch.logit_rows), shape.vocab_size)
         self._noted: list[tuple[_native.Operation, int]] = []
+        self._noted_work = 0
         self._step = _native.Step(
             network,
             batch.input_ids,
@@ -165,6 +170,7 @@ class NativeStep:
             kv.keys,
             kv.values,
         )
+        self._layer_work = _layer_work(shape, batch)
 
     def embed(self) -> _Tensor:
         self._noted.append((_EMBED, 0))
@@ -189,6 +195,9 @@ class NativeStep:
     def norm_mlp_add(self, layer: int, hidden: _Tensor) -> _Tensor:
         assert hidden is _Tensor.HIDDEN
         self._noted.append((_NORM_MLP_ADD, layer))
+        self._noted_work += self._layer_work
+        if self._noted_work >= WORK_PER_CALL:
+            self.finish()
         return hidden
 
     def norm_logits(self, hidden: _Tensor) -> Floats:
@@ -206,7 +215,7 @@ class NativeStep:
 
     def finish(self) -> None:
         """Run what was noted; for whoever wants to know how long it takes."""
-        noted, self._noted = self._noted, []
+        noted, self._noted, self._noted_work = self._noted, [], 0
         self._step.run(noted)
 
 
@@ -215,6 +224,14 @@ _NORM_QKV_ROPE_WRITE = _native.Operation.NORM_QKV_ROPE_WRITE
 _PAGED_ATTENTION = _native.Operation.PAGED_ATTENTION
 _PROJECT_ADD = _native.Operation.PROJECT_ADD
 _NORM_MLP_ADD = _native.Operation.NORM_MLP_ADD
+
+
+def _layer_work(shape: NetworkShape, batch: PackedBatch) -> int:
+    """Give how many multiplications a layer is, as if each token saw the whole of its context."""
+    query_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    num_weights = shape.hidden_size * (2 * query_size + 2 * kv_size + 3 * shape.intermediate_size)
+    num_seen = int(np.dot(np.diff(batch.cu_seqlens_q), batch.context_lens.astype(np.int64)))
+    return batch.num_tokens * num_weights + 2 * query_size * num_seen
 
 
 def sample_with(

@@ -53,7 +53,8 @@ class Pulse:
     """Whether the engine thread moves: from turn to turn, and within one from layer to layer.
 
     A step of many tokens on a slow machine takes long and lives; one that waits for a lock, or for
-    a device that is gone, stays in its layer.
+    a device that is gone, stays in its layer. A backend may run some layers at once, which then are
+    counted before (kernels.native, WORK_PER_CALL).
     """
 
     def __init__(self, progress: Progress, num_layers_run: Callable[[], int]) -> None:
