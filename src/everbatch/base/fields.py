@@ -124,7 +124,18 @@ def is_writable(text: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """Give a value as it can stand in a message, whatever its size."""
+    """Give a value as it can stand in a message, whatever its size and depth."""
+    try:
+        text = _text_of(value)
+    except RecursionError:
+        # What the reader of JSON has just had the stack for may be too deep here.
+        return "a value that is nested too deeply"
+    if len(text) > MAX_SHOWN_CHARACTERS:
+        return f"{text[:MAX_SHOWN_CHARACTERS]}…"
+    return text
+
+
+def _text_of(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
@@ -132,18 +143,15 @@ def shown(value: object) -> str:
         return f"an integer of {value.bit_length():,} bits"
     if value is None:
         return "null"
-    text = repr(value)
     if isinstance(value, str):
-        text = f'"{value}"' if value.isprintable() else ascii(value)
-    elif isinstance(value, Decimal):
-        text = str(value)
-    elif isinstance(value, list):
+        return f'"{value}"' if value.isprintable() else ascii(value)
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, list):
         # The first ones fill a message; the list may be long.
-        text = f"[{', '.join(map(shown, value[:MAX_SHOWN_ITEMS]))}"
-        text += "]" if len(value) <= MAX_SHOWN_ITEMS else ", …]"
-    if len(text) > MAX_SHOWN_CHARACTERS:
-        return f"{text[:MAX_SHOWN_CHARACTERS]}…"
-    return text
+        items = ", ".join(map(shown, value[:MAX_SHOWN_ITEMS]))
+        return f"[{items}]" if len(value) <= MAX_SHOWN_ITEMS else f"[{items}, …]"
+    return repr(value)
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
