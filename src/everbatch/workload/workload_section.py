@@ -118,9 +118,9 @@ def _read_trace(section: Fields, base_dir: Path, seed: int) -> Workload:
     selection = Selection(
         start_ns=_time(section, "start") or 0,
         duration_ns=_positive_time(section, "window"),
-        sample=_between(section, "sample", 1.0, MIN_SAMPLE, 1.0),
+        sample=section.number("sample", 1.0, MIN_SAMPLE, 1.0),
         limit=section.integer("limit", None, 1, MAX_TRACE_ROWS),
-        speed=_between(section, "speed", 1.0, MIN_SPEED, MAX_SPEED),
+        speed=section.number("speed", 1.0, MIN_SPEED, MAX_SPEED),
         seed=seed,
         zeros_are_ones=section.one_of("zeros", "drop", ("drop", "one")) == "one",
         prefixes=_switch(section, "prefixes"),
@@ -178,7 +178,7 @@ def _read_closed(
 ) -> Workload:
     section.required("users", "so many send one request at a time")
     users = section.integer_or("users", 1, 1, MAX_USERS)
-    think = _between(section, "think_time", 0.0, 0.0, MAX_SECONDS)
+    think = section.number("think_time", 0.0, 0.0, MAX_SECONDS)
     cv = _read_cv(section, "think_cv")
 
     def source() -> RequestSource:
@@ -201,14 +201,14 @@ def _read_rate(section: Fields, kind: str) -> float | None:
     section.required("rate", "requests a second")
     if kind == "burst":
         section.required("burst_size", "how many come at once")
-    return _between(section, "rate", 1.0, MIN_RATE, MAX_RATE)
+    return section.number("rate", 1.0, MIN_RATE, MAX_RATE)
 
 
 def _read_cv(section: Fields, key: str) -> float:
     """Read a coefficient of variation, standard deviation over mean."""
     if key in section and section.get(key) == 0:
         return 0.0
-    return _between(section, key, 0.0, MIN_CV, MAX_CV)
+    return section.number(key, 0.0, MIN_CV, MAX_CV)
 
 
 def _check_number(section: Fields, rate: float | None, end: int) -> None:
@@ -228,14 +228,14 @@ def _read_clients(section: Fields) -> Clients:
     return Clients(
         max_tokens=section.integer("max_tokens", None, 1, MAX_TOKENS),
         patience_ns=_time(section, "patience"),
-        impatient=_between(section, "impatient", 1.0, 0.0, 1.0),
+        impatient=section.number("impatient", 1.0, 0.0, 1.0),
         deadline_ns=_time(section, "deadline"),
     )
 
 
 def _read_retries(section: Fields, seed: int) -> Retries | None:
     limit = section.integer_or("retries", 0, 0, MAX_RETRIES)
-    backoff = _between(section, "backoff", 1.0, MIN_BACKOFF, MAX_BACKOFF)
+    backoff = section.number("backoff", 1.0, MIN_BACKOFF, MAX_BACKOFF)
     if not limit:
         if "backoff" in section:
             section.required("retries", "how often clients try again")
@@ -256,18 +256,15 @@ def _time(section: Fields, key: str) -> int | None:
     """Read seconds, in nanoseconds."""
     if key not in section:
         return None
-    return round(_between(section, key, 0.0, 0.0, MAX_SECONDS) * NS_PER_S)
+    return round(section.number(key, 0.0, 0.0, MAX_SECONDS) * NS_PER_S)
 
 
 def _positive_time(section: Fields, key: str) -> int | None:
+    """Read seconds above 0, in nanoseconds; less than one is one."""
     if key not in section:
         return None
-    return round(section.number(key, 0.0, 0.0, MAX_SECONDS, above_low=True) * NS_PER_S)
-
-
-def _between(section: Fields, key: str, default: float, low: float, high: float) -> float:
-    """Read a number in [low, high]."""
-    return section.number(key, default, low, high)
+    seconds = section.number(key, 0.0, 0.0, MAX_SECONDS, above_low=True)
+    return max(1, round(seconds * NS_PER_S))
 
 
 def _switch(section: Fields, key: str) -> bool:

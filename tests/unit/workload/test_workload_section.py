@@ -253,6 +253,12 @@ def test_a_wrong_key_is_named_with_its_value_and_what_is_allowed(table, told):
     assert told in str(error.value)
 
 
+def test_a_window_of_less_than_a_nanosecond_has_one():
+    specs = made(trace="azure.csv", format="azure", window=1e-12)
+
+    assert [spec.arrival for spec in specs] == [0]
+
+
 def test_what_is_not_drawn_of_a_file_is_said(tmp_path):
     path = tmp_path / "rows.jsonl"
     row = {"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 0}
