@@ -99,8 +99,9 @@ def _told(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
-def _told_time(value: float | None) -> str:
-    return "–" if value is None else seconds(value)
+def _told_time(value: Any) -> str:
+    # A summary that was saved may hold anything.
+    return seconds(value) if isinstance(value, int | float) else _told(value)
 
 
 def _change(a: Any, b: Any, tell: Callable[[Any], str]) -> str:

@@ -32,7 +32,7 @@ STEP_TIME_OF_ONE = "step of 1 token"
 _TIMES = ("first_token_step", "finished_step")
 _TIMES_S = ("first_token_s", "finished_s")
 TABLES = ("config", "workload", "idle_slot_iterations", *LATENCIES)
-OPTIONAL_TABLES = ("num_finished", "requests", *RATES)
+OPTIONAL_TABLES = ("conditions", "num_finished", "requests", *RATES)
 NEEDED = ("clock", "horizon", *TABLES, *FIGURES)
 _NEEDED_WITHIN = (("config", "max_num_seqs"), ("workload", "num_requests"), ("workload", "digest"))
 
@@ -138,9 +138,21 @@ def _lacking(data: Summary) -> list[str]:
     tables = [name for name in TABLES if name in data]
     tables += [name for name in OPTIONAL_TABLES if data.get(name) is not None]
     lacking += [f"the table {name}" for name in tables if not isinstance(data[name], dict)]
+    if not _are_step_times(data.get("step_times") or []):
+        lacking.append("step_times as rows of tokens, steps and mean")
     if lacking:
         return lacking
     return [f"{table} {key}" for table, key in _NEEDED_WITHIN if key not in data[table]]
+
+
+def _are_step_times(rows: object) -> bool:
+    return isinstance(rows, list) and all(
+        isinstance(row, dict)
+        and isinstance(row.get("tokens"), list)
+        and [type(bound) for bound in row["tokens"]] == [int, int]
+        and type(row.get("mean")) in (int, float)
+        for row in rows
+    )
 
 
 def _is_in_steps(summary: Summary) -> bool:

@@ -122,3 +122,15 @@ def test_on_the_clock_of_steps_times_have_none():
 
     assert re.search(r"^e2e p50 +[\d.]+ +[\d.]+ +[+-][\d.]+$", out, re.MULTILINE)
     assert "first token, s" not in out
+
+
+def test_a_time_that_is_none_is_told_as_it_stands(in_seconds, tmp_path):
+    scenario = in_seconds("a.json")
+    summary = json.loads(everbatch("simulate", scenario, "--json").out)
+    summary["ttft"]["p50"] = "soon"
+    (tmp_path / "other.json").write_text(json.dumps(summary), encoding="utf-8")
+
+    answer = everbatch("compare", scenario, tmp_path / "other.json")
+
+    assert answer.status == 0
+    assert re.search(r"^ttft p50 +[\d.]+ ms +soon *$", answer.out, re.MULTILINE)
