@@ -21,7 +21,6 @@ constexpr std::size_t kPartsPerThread = 8;
 // Where there are so many segments, the heads of a decode are one task.
 constexpr std::size_t kSegmentsPerThread = 4;
 constexpr std::size_t kMaxSegmentBytes = 4 << 20;
-constexpr std::size_t kLine = 64;
 
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("batch: " + what);
@@ -53,7 +52,7 @@ std::size_t thread_bytes(const Runtime& runtime, const AttentionCall& call,
   const std::size_t heads_together = std::min(call.num_kv_heads, kMaxHeadsTogether);
   return round_up(std::max(runtime.kernels.attention_scratch(call, most_tokens, 1),
                            runtime.kernels.attention_scratch(call, 1, heads_together)),
-                  kLine);
+                  kLineBytes);
 }
 
 std::size_t tokens_together(const AttentionCall& call) {
@@ -88,7 +87,7 @@ class Shares {
   }
 
  private:
-  struct alignas(kLine) Next {
+  struct alignas(kLineBytes) Next {
     std::atomic<std::size_t> index;
   };
 

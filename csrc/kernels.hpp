@@ -44,6 +44,9 @@ enum class GemmOutput {
   kLargest,    // out LargestLanes, one a row: of product + bias, and of what is there
 };
 
+// Of a cache line.
+constexpr std::size_t kLineBytes = 64;
+
 // Cache lines of keys, and as many of values, that attention will read soon.
 struct BlockLines {
   std::size_t offset;  // in bytes, from where a layer's keys or values begin

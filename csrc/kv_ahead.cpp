@@ -10,7 +10,6 @@
 namespace everbatch {
 namespace {
 
-constexpr std::size_t kLine = 64;
 // Products of fewer rows wait for their weights.
 constexpr std::size_t kMinRows = 32;
 // A line is asked for in so much work on a product, in rows times panels times pairs of inputs: every
@@ -40,7 +39,7 @@ KvAhead::KvAhead(const Runtime& runtime, const Batch& batch, const KvView& kv,
       threads_(static_cast<std::size_t>(runtime.pool.num_threads())) {
   if (batch.num_tokens() < kMinRows) return;
   const std::vector<std::size_t> first_rows = rows_of_threads(batch, threads_.size());
-  const std::size_t most_lines = most_bytes() / kLine / threads_.size();
+  const std::size_t most_lines = most_bytes() / kLineBytes / threads_.size();
   for (std::size_t thread = 0; thread < threads_.size(); ++thread) {
     for (std::size_t row = first_rows[thread]; row < first_rows[thread + 1]; ++row) {
       add_row(batch, kv, row, most_lines, threads_[thread]);
@@ -56,8 +55,8 @@ void KvAhead::add_row(const Batch& batch, const KvView& kv, std::size_t row,
     const auto block = static_cast<std::size_t>(table[first / kv.block_size]);
     const std::size_t start = block * kv.block_size * slot_bytes_;
     const std::size_t num_slots = std::min(kv.block_size, context_len - first);
-    std::size_t num_lines = div_ceil(num_slots * slot_bytes_, kLine);
-    for (std::size_t offset = start; num_lines > 0; offset += kPieceLines * kLine) {
+    std::size_t num_lines = div_ceil(num_slots * slot_bytes_, kLineBytes);
+    for (std::size_t offset = start; num_lines > 0; offset += kPieceLines * kLineBytes) {
       const std::size_t count = std::min(num_lines, kPieceLines);
       if (thread.num_lines + 2 * count > most_lines) return;
       thread.blocks.push_back({offset, count});

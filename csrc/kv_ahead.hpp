@@ -31,7 +31,7 @@ class KvAhead {
   BlocksAhead take(int thread, std::size_t work);
 
  private:
-  struct alignas(64) Thread {
+  struct alignas(kLineBytes) Thread {
     std::vector<BlockLines> blocks;  // in the order of attention
     std::size_t num_lines = 0;       // of keys and of values
     std::size_t next = 0;

@@ -7,8 +7,6 @@
 namespace everbatch::EVERBATCH_PATH {
 namespace {
 
-constexpr std::size_t kLineBytes = 64;
-
 // Ask for a line, into the second cache: what is asked for is more than the first one holds. Written as
 // assembly where it can be, as GCC 12 drops a function that does nothing but prefetch, calls and all.
 [[gnu::always_inline]] inline void ask_for(const std::byte* line) {
