@@ -8,7 +8,6 @@ Memory is what the process holds in RAM, files included. Reads processes as Linu
 """
 
 import argparse
-import asyncio
 import json
 import os
 import re
@@ -17,10 +16,11 @@ import sys
 import time
 from pathlib import Path
 
+from http_streams import wait_until_ready
 from positive_numbers import positive
+from raw_client import stream_all
 
 KV_CACHE = "256MiB"
-READY = re.compile(r"ready at http://([\d.]+):(\d+)")
 NUM_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 24, 600, 8
 """More tokens than 256 MiB hold of the default model, 11,648."""
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -38,15 +38,8 @@ class Served:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self._process.stderr is not None
-        told = ""
-        for line in self._process.stderr:
-            told += line
-            if (ready := READY.search(line)) is not None:
-                self.ready_s = time.perf_counter() - begun_s
-                self.host, self.port = ready[1], int(ready[2])
-                return
-        raise RuntimeError(f"the server ended before it was ready:\n{told}")
+        self.host, self.port = wait_until_ready(self._process)
+        self.ready_s = time.perf_counter() - begun_s
 
     def cpu_s(self) -> float:
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()
@@ -86,7 +79,7 @@ def main() -> None:
     try:
         figures = {"ready_s": ready_s, "ready_mib": served.memory("VmRSS")}
         figures["idle_cpu_s"] = [served.idle_cpu_s(options.idle)]
-        asyncio.run(_fill(served))
+        _fill(served)
         figures["idle_cpu_s"].append(served.idle_cpu_s(options.idle))
         figures |= {"full_mib": served.memory("VmRSS"), "peak_mib": served.memory("VmHWM")}
     finally:
@@ -94,29 +87,15 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-async def _fill(served: Served) -> None:
+def _fill(served: Served) -> None:
     """Ask all prompts at once, which begin differently, so that none shares a block."""
-    prompts = (
+    prompts = [
         [(number * 977 + token * 31) % 10_000 + 100 for token in range(PROMPT_TOKENS)]
         for number in range(NUM_PROMPTS)
-    )
-    await asyncio.gather(*(_ask(served, prompt) for prompt in prompts))
-
-
-async def _ask(served: Served, prompt: list[int]) -> None:
-    fields = {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
-    body = json.dumps(fields).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {served.host}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        "Connection: close\r\n\r\n"
-    )
-    reader, writer = await asyncio.open_connection(served.host, served.port)
-    writer.write(head.encode() + body)
-    received = await reader.read()
-    writer.close()
-    if f'"completion_tokens":{OUTPUT_TOKENS}'.encode() not in received:
-        raise RuntimeError(f"an answer is not whole: {received[-300:]!r}")
+    ]
+    answers = stream_all(served.host, served.port, prompts, OUTPUT_TOKENS)
+    if any(one.num_tokens != OUTPUT_TOKENS for one in answers):
+        raise RuntimeError(f"an answer is not whole: {[one.num_tokens for one in answers]}")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def main() -> None:
             _command(options.model, options.kernels, steps_path), stderr=subprocess.PIPE, text=True
         )
         try:
-            host, port = _wait_until_ready(server)
+            host, port = wait_until_ready(server)
             ready_s = (time.perf_counter_ns() - start_ns) / 1e9
 
             def generate(prompts: list[list[int]], num_outputs: int) -> None:
@@ -103,16 +103,8 @@ def run_figures(run: Run, step_ends: StepEnds) -> dict[str, float]:
     }
 
 
-def _command(model: str, kernels: str, steps_path: Path) -> list[str]:
-    return [
-        *(sys.executable, str(HERE / "timed_steps.py"), str(steps_path), model, "--port", "0"),
-        *("--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN)),
-        *("--max-num-batched-tokens", str(MAX_NUM_BATCHED_TOKENS)),
-        *("--no-enable-prefix-caching", "--kernels", kernels),
-    ]
-
-
-def _wait_until_ready(server: subprocess.Popen[str]) -> tuple[str, int]:
+def wait_until_ready(server: subprocess.Popen[str]) -> tuple[str, int]:
+    """Give where it listens; RuntimeError, with what it printed, if it ends instead."""
     assert server.stderr is not None
     printed = ""
     for line in server.stderr:
@@ -121,6 +113,15 @@ def _wait_until_ready(server: subprocess.Popen[str]) -> tuple[str, int]:
         if match is not None:
             return match[1], int(match[2])
     raise RuntimeError(f"the server ended before it was ready:\n{printed}")
+
+
+def _command(model: str, kernels: str, steps_path: Path) -> list[str]:
+    return [
+        *(sys.executable, str(HERE / "timed_steps.py"), str(steps_path), model, "--port", "0"),
+        *("--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN)),
+        *("--max-num-batched-tokens", str(MAX_NUM_BATCHED_TOKENS)),
+        *("--no-enable-prefix-caching", "--kernels", kernels),
+    ]
 
 
 if __name__ == "__main__":

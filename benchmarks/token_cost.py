@@ -28,6 +28,7 @@ from positive_numbers import positive
 
 from everbatch.assemble.model_source import resolve_model
 from everbatch.assemble.wallclock import WallClock
+from everbatch.base.units import div_ceil
 from everbatch.engine.engine import Engine
 from everbatch.engine.executor import EmittedTokens
 from everbatch.kv_cache.content import in_blocks
@@ -142,7 +143,7 @@ async def _serve_streams(tokenizer: Tokenizer, executor: PacedExecutor, num_step
     """Serve one batch of streams to its end."""
     num_streams = executor.num_streams
     clock = WallClock()
-    num_blocks = num_streams * (-(-(NUM_PROMPT_TOKENS + num_steps) // BLOCK_SIZE) + 1)
+    num_blocks = num_streams * (div_ceil(NUM_PROMPT_TOKENS + num_steps, BLOCK_SIZE) + 1)
     config = SchedulerConfig(
         max_num_seqs=num_streams,
         max_num_batched_tokens=num_streams * NUM_PROMPT_TOKENS,
