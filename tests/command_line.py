@@ -16,6 +16,13 @@ from unittest.mock import patch
 
 from everbatch.cli.main import main
 
+IN_SECONDS = {
+    "clock": {"kind": "nominal"},
+    "hardware": {"flops": 1e12, "memory_bandwidth": 1e12},
+    "model": {"num_params": 1e9, "bytes_per_value": 2},
+}
+"""Sections of a scenario on a clock of seconds: 2 ms a pass, or 2 ms a token if that is more."""
+
 
 @dataclass(slots=True)
 class Answer:

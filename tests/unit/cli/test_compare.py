@@ -5,7 +5,7 @@ import os
 import re
 
 import pytest
-from command_line import everbatch, scenario_text
+from command_line import IN_SECONDS, everbatch, scenario_text
 
 REQUESTS = [
     {"id": "a", "prompt_tokens": 4, "output_tokens": 7},
@@ -125,11 +125,7 @@ def test_runs_that_are_not_alike_are_refused_unless_anyway(write, other, told):
 
 def test_steps_and_seconds_are_not_alike(write, tmp_path):
     path = tmp_path / "seconds.json"
-    tables = json.loads(scenario_text(REQUESTS)) | {
-        "clock": {"kind": "nominal"},
-        "hardware": {"flops": 1e12, "memory_bandwidth": 1e12},
-        "model": {"num_params": 1e9, "bytes_per_value": 2},
-    }
+    tables = json.loads(scenario_text(REQUESTS)) | IN_SECONDS
     path.write_text(json.dumps(tables), encoding="utf-8")
     pair = write("steps.json"), path
     refused, anyway = everbatch("compare", *pair), everbatch("compare", *pair, "--anyway")
@@ -243,12 +239,7 @@ def test_simulate_sets_options_too(write):
 
 
 def test_runs_on_a_clock_of_seconds_differ_in_seconds(tmp_path):
-    tables = json.loads(scenario_text(REQUESTS)) | {
-        "clock": {"kind": "nominal"},
-        "hardware": {"flops": 1e12, "memory_bandwidth": 1e12},
-        "model": {"num_params": 1e9, "bytes_per_value": 2},
-        "slo": {"ttft": 0.03},
-    }
+    tables = json.loads(scenario_text(REQUESTS)) | IN_SECONDS | {"slo": {"ttft": 0.03}}
     path = tmp_path / "s.json"
     path.write_text(json.dumps(tables), encoding="utf-8")
     result = compared(path, "--set", "max_num_seqs=2", "--anyway")

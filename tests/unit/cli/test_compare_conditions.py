@@ -4,18 +4,13 @@ import json
 import re
 
 import pytest
-from command_line import everbatch, scenario_text
+from command_line import IN_SECONDS, everbatch, scenario_text
 
 REQUESTS = [
     {"id": "a", "prompt_tokens": 4, "output_tokens": 7},
     {"id": "b", "prompt_tokens": 6, "output_tokens": 7},
     {"id": "c", "prompt_tokens": 4, "output_tokens": 2},
 ]
-IN_SECONDS = {
-    "clock": {"kind": "nominal"},
-    "hardware": {"flops": 1e12, "memory_bandwidth": 1e12},
-    "model": {"num_params": 1e9, "bytes_per_value": 2},
-}
 
 
 @pytest.fixture

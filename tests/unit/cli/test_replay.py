@@ -4,17 +4,12 @@ import json
 import re
 
 import pytest
-from command_line import everbatch, scenario_text
+from command_line import IN_SECONDS, everbatch, scenario_text
 
 REQUESTS = [
     {"id": "a", "prompt_tokens": 4, "output_tokens": 7},
     {"id": "b", "prompt_tokens": 6, "output_tokens": 7},
 ]
-SECONDS = {
-    "clock": {"kind": "nominal"},
-    "hardware": {"flops": 1e12, "memory_bandwidth": 1e12},
-    "model": {"num_params": 1e9, "bytes_per_value": 2},
-}
 
 
 @pytest.fixture
@@ -61,7 +56,7 @@ def test_people_see_a_table(log):
 
 
 def test_a_short_log_in_seconds_needs_a_clock_for_other_steps(log, tmp_path):
-    path = log(SECONDS, num_blocks=4)
+    path = log(IN_SECONDS, num_blocks=4)
     refused = everbatch("replay", path, "--set", "num_blocks=8")
     answer = everbatch(
         "replay", path, "--set", "num_blocks=8", "--clock", tmp_path / "s.json", "--json"
@@ -77,8 +72,8 @@ def test_a_short_log_in_seconds_needs_a_clock_for_other_steps(log, tmp_path):
 
 
 def test_the_clock_alone_shows_how_far_its_model_is_off(log, tmp_path):
-    path = log(SECONDS)
-    slower = {**SECONDS, "hardware": {"flops": 5e11, "memory_bandwidth": 5e11}}
+    path = log(IN_SECONDS)
+    slower = {**IN_SECONDS, "hardware": {"flops": 5e11, "memory_bandwidth": 5e11}}
     scenario = tmp_path / "slow.json"
     scenario.write_text(json.dumps(json.loads(scenario_text(REQUESTS)) | slower))
     result = json.loads(everbatch("replay", path, "--clock", scenario, "--json").out)
@@ -89,7 +84,7 @@ def test_the_clock_alone_shows_how_far_its_model_is_off(log, tmp_path):
 
 def test_a_clock_of_another_unit_is_refused(log, tmp_path):
     scenario = tmp_path / "seconds.json"
-    scenario.write_text(json.dumps(json.loads(scenario_text(REQUESTS)) | SECONDS))
+    scenario.write_text(json.dumps(json.loads(scenario_text(REQUESTS)) | IN_SECONDS))
     answer = everbatch("replay", log(), "--clock", scenario)
 
     assert answer.status == 2
