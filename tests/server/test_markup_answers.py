@@ -17,6 +17,7 @@ from server.markup import CLOCK, KOELN, SCHEMA, TOOLS, WEATHER, call, found
 
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.structured_outputs import StructuredOutputsParams
+from everbatch.server.fields import MAX_DEPTH
 from everbatch.server.tool_calls import Tool, ToolStyle, style_of
 from everbatch.server.tool_grammars import CallSyntax, certain_calls, possible_calls
 from everbatch.tokenizer.chat_template import ChatTemplate
@@ -113,6 +114,22 @@ def doubling(depth: int) -> dict[str, Any]:
     return {"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": defs}
 
 
+def chained(length: int) -> dict[str, Any]:
+    """Of so many schemas each leads to the next, the last one is an integer."""
+    defs: dict[str, Any] = {
+        f"d{level}": {"$ref": f"#/$defs/d{level + 1}"} for level in range(1, length)
+    }
+    defs[f"d{length}"] = {"type": "integer"}
+    return {"properties": {"x": defs["d1"]}, "$defs": defs}
+
+
+def test_references_are_followed_as_deep_as_a_body_may_be() -> None:
+    grammar = certain_calls(SYNTAX, (Tool("f", chained(MAX_DEPTH), {}),), may_repeat=False)
+
+    assert ends_with(grammar, call("f", x="3"))
+    assert not ends_with(grammar, call("f", x="three"))
+
+
 @pytest.mark.parametrize(
     ("parameters", "is_strict", "words"),
     [
@@ -125,6 +142,8 @@ def doubling(depth: int) -> dict[str, Any]:
             "says pattern of a text",
         ),
         (doubling(40), False, "more than 2,048 alternatives"),
+        (chained(MAX_DEPTH + 1), False, "more than 128 alternatives in each other"),
+        (chained(1_500), False, "more than 128 alternatives in each other"),
     ],
 )
 def test_what_cannot_be_held_to_is_refused(

@@ -19,6 +19,7 @@ from typing import Any
 
 from everbatch.base.errors import InvalidRequest
 from everbatch.engine.structured_outputs import schema_text
+from everbatch.server.fields import MAX_DEPTH
 from everbatch.server.tool_calls import CLOSE, OPEN, Tool, ToolStyle
 from everbatch.server.tool_markup import (
     FUNCTION,
@@ -174,11 +175,12 @@ class _MarkupRules:
 
     def _value(self, schema: Any) -> str:
         """Give what may be written for an argument, with its closing tag."""
-        ways = self._ways(schema, frozenset())
+        ways = self._ways(schema, frozenset(), 1)
         return "VALUE" if ways is None else f"({' | '.join(ways)})"
 
-    def _ways(self, schema: Any, seen: frozenset[str]) -> list[str] | None:
-        """Give the ways of writing a value; None: it may be any text."""
+    def _ways(self, schema: Any, seen: frozenset[str], depth: int) -> list[str] | None:
+        """Give the ways of writing a value; None: it may be any text. seen: the references that led
+        to this schema; depth: how many schemas did, with this one."""
         root = self._tool.parameters
         self._num_looked_at += 1
         if self._num_looked_at > MAX_SCHEMAS:
@@ -186,17 +188,22 @@ class _MarkupRules:
                 f"{self._tool.name} has more than {MAX_SCHEMAS:,} alternatives for its arguments, "
                 "references followed: give fewer"
             )
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(
+                f"{self._tool.name} has more than {MAX_DEPTH} alternatives in each other, "
+                "references followed: flatten them"
+            )
         if not isinstance(schema, dict):
             return None
         if isinstance(reference := schema.get("$ref"), str):
             if reference in seen:
                 return None
-            return self._ways(referred(reference, root), seen | {reference})
+            return self._ways(referred(reference, root), seen | {reference}, depth + 1)
         if (values := values_of(schema)) is not None:
             return [_literal(value) for value in values]
         listed = schema.get("anyOf", schema.get("oneOf"))
         if isinstance(listed, list):
-            ways = [self._ways(one, seen) for one in listed]
+            ways = [self._ways(one, seen, depth + 1) for one in listed]
             return None if None in ways else [way for several in ways for way in several or ()]
         kinds = kinds_of(schema, root)
         if kinds is None or "string" in kinds:
