@@ -1,6 +1,7 @@
 """Answers of models that write arguments between tags: to what they are held, how they are told."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -105,12 +106,12 @@ def test_grammar_of_possible_calls_holds_strict_ones_to_their_schemas() -> None:
     assert not ends_with(grammar, call("rm"))
 
 
-def doubling(depth: int) -> dict[str, Any]:
-    """A schema whose references stand for 2 to the power of `depth` alternatives."""
+def doubling(depth: int, last: dict[str, Any]) -> dict[str, Any]:
+    """A schema whose references stand for 2 to the power of `depth` times the last one."""
     defs: dict[str, Any] = {
         f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(depth)
     }
-    defs[f"d{depth}"] = {"type": "integer"}
+    defs[f"d{depth}"] = last
     return {"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": defs}
 
 
@@ -130,6 +131,20 @@ def test_references_are_followed_as_deep_as_a_body_may_be() -> None:
     assert not ends_with(grammar, call("f", x="three"))
 
 
+def test_a_grammar_that_grows_too_long_is_not_written_to_its_end() -> None:
+    parameters = doubling(10, {"type": "integer"})
+    parameters["$defs"]["note"] = {"description": "x" * 100_000}
+    tool = Tool("f", parameters, {})
+    tracemalloc.start()
+    with pytest.raises(InvalidRequest, match="the grammar of f has more than 262,144 characters"):
+        certain_calls(SYNTAX, (tool,), may_repeat=False)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    # Written to its end it has a hundred million characters.
+    assert peak_bytes < 5_000_000
+
+
 @pytest.mark.parametrize(
     ("parameters", "is_strict", "words"),
     [
@@ -141,7 +156,7 @@ def test_references_are_followed_as_deep_as_a_body_may_be() -> None:
             True,
             "says pattern of a text",
         ),
-        (doubling(40), False, "more than 2,048 alternatives"),
+        (doubling(40, {"const": 1}), False, "more than 2,048 alternatives"),
         (chained(MAX_DEPTH + 1), False, "more than 128 alternatives in each other"),
         (chained(1_500), False, "more than 128 alternatives in each other"),
     ],

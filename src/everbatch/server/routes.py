@@ -174,7 +174,8 @@ class _Routes:
         """Give what tools make of a conversation, checked, and its prompt. field: where the client
         wrote its messages; num_bytes: its whole body."""
         tokenizer = self._served.model.tokenizer
-        use = tool_use(wanted.common, wanted.messages, wanted.tools, tokenizer, field)
+        find_use = partial(tool_use, wanted.common, wanted.messages, wanted.tools, tokenizer, field)
+        use = await beside_loop(num_bytes, find_use)
         common = await self._checked(use.common, request, "tools" if use.makes_form else None)
         try:
             token_ids = await self._encoding.chat_ids(

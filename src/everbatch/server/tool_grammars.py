@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from everbatch.base.errors import InvalidRequest
-from everbatch.engine.structured_outputs import schema_text
+from everbatch.engine.structured_outputs import MAX_GRAMMAR_CHARACTERS, schema_text
 from everbatch.server.fields import MAX_DEPTH
 from everbatch.server.tool_calls import CLOSE, OPEN, Tool, ToolStyle
 from everbatch.server.tool_markup import (
@@ -150,6 +150,7 @@ class _MarkupRules:
         self._name = name
         self._rules: list[str] = []
         self._num_looked_at = 0
+        self._num_characters = 0
 
     def text(self) -> str:
         parameters = self._tool.parameters
@@ -213,8 +214,19 @@ class _MarkupRules:
         shared: dict[str, Any] = {
             name: root[name] for name in ("$defs", "definitions") if name in root
         }
-        self._rules.append(_json_rule(rule, shared | schema))
+        self._add(_json_rule(rule, shared | schema))
         return [f'{rule} "\\n{PARAMETER_END}"']
+
+    def _add(self, rule: str) -> None:
+        """Add a rule. Definitions come again with each that may refer to them, so the whole, which
+        has its limit, too, could be thousands of times as long as the body."""
+        self._rules.append(rule)
+        self._num_characters += len(rule)
+        if self._num_characters > MAX_GRAMMAR_CHARACTERS:
+            raise InvalidRequest(
+                f"the grammar of {self._tool.name} has more than {MAX_GRAMMAR_CHARACTERS:,} "
+                "characters, its definitions written with each argument: give fewer or shorter ones"
+            )
 
     def _check_text(self, schema: dict[str, Any]) -> None:
         said = [name for name in _OF_TEXT if name in schema]
