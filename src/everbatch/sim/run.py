@@ -259,7 +259,8 @@ class SimulatedRun:
     def _leap(self) -> bool:
         """Let steps go by that need no plan, until somebody comes or leaves; gives if any did."""
         if self.engine.scheduler.has_events or self._world.leaving:
-            # Who leaves in the middle of a pass loses its token: such a pass has to be seen.
+            # Who has just come or gone changes the next plan, as a rule; who leaves in the middle
+            # of a pass loses its token: such a pass has to be seen.
             return False
         self._leap_until, start = self._next_event(), self._clock.now_ns()
         if self._leap_until <= start:
