@@ -8,6 +8,7 @@ from math import isclose
 from typing import Any
 
 from everbatch.base.errors import ConfigError
+from everbatch.base.fields import shown
 from everbatch.base.units import counted
 from everbatch.sim.summary import Summary
 
@@ -34,7 +35,13 @@ _TIMES_S = ("first_token_s", "finished_s")
 TABLES = ("config", "workload", "idle_slot_iterations", *LATENCIES)
 OPTIONAL_TABLES = ("conditions", "num_finished", "requests", *RATES)
 NEEDED = ("clock", "horizon", *TABLES, *FIGURES)
-_NEEDED_WITHIN = (("config", "max_num_seqs"), ("workload", "num_requests"), ("workload", "digest"))
+_NEEDED_WITHIN = (
+    ("config", "max_num_seqs", int),
+    ("workload", "num_requests", int),
+    ("workload", "digest", str),
+)
+_NEEDED_OF_REQUESTS = ("state", "finish_reason", "rejected")
+_COUNTS_OF_REQUESTS = ("output_tokens", "num_preemptions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +149,26 @@ def _lacking(data: Summary) -> list[str]:
         lacking.append("step_times as rows of tokens, steps and mean")
     if lacking:
         return lacking
-    return [f"{table} {key}" for table, key in _NEEDED_WITHIN if key not in data[table]]
+    lacking = [
+        f"{table} {key}"
+        for table, key, kind in _NEEDED_WITHIN
+        if not isinstance(data[table].get(key), kind)
+    ]
+    times = _TIMES if _is_in_steps(data) else _TIMES_S
+    for request_id, facts in (data.get("requests") or {}).items():
+        if not _is_fate(facts, times):
+            return [*lacking, f"what became of request {shown(request_id)}"]
+    return lacking
+
+
+def _is_fate(facts: object, times: tuple[str, str]) -> bool:
+    """Whether it tells of a request what `_fate` compares."""
+    return (
+        isinstance(facts, dict)
+        and all(name in facts for name in (*times, *_NEEDED_OF_REQUESTS))
+        and all(isinstance(facts[name], int | float | None) for name in times)
+        and all(isinstance(facts.get(name), int) for name in _COUNTS_OF_REQUESTS)
+    )
 
 
 def _are_step_times(rows: object) -> bool:
@@ -173,7 +199,7 @@ def _arrivals(summary: Summary) -> str:
     """Name what comes when; whether clients stay for it is a condition, which may differ."""
     workload = summary["workload"]
     digest = workload.get("arrivals_digest", workload["digest"])
-    return f"{counted(workload['num_requests'], 'request')} ({digest[:8]})"
+    return f"{counted(workload['num_requests'], 'request')} ({digest!s:.8})"
 
 
 def _config(a: Summary, b: Summary) -> list[Difference]:
@@ -213,7 +239,7 @@ def _figures(a: Summary, b: Summary) -> list[Difference]:
     for cause in causes:
         idle_a, idle_b = a["idle_slot_iterations"], b["idle_slot_iterations"]
         facts.append(Difference(f"idle: {cause}", idle_a.get(cause, 0), idle_b.get(cause, 0)))
-    ended_a, ended_b = a.get("num_finished", {}), b.get("num_finished", {})
+    ended_a, ended_b = a.get("num_finished") or {}, b.get("num_finished") or {}
     facts += [
         # Latencies are those of who ended so: without it other requests are compared unawares.
         Difference(f"num_finished {reason}", ended_a.get(reason, 0), ended_b.get(reason, 0))

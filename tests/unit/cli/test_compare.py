@@ -150,6 +150,9 @@ def test_steps_and_seconds_are_not_alike(write, tmp_path):
         ("step_times", [{"tokens": [2, 3], "mean": "x"}], "it lacks step_times as rows"),
         ("config", {}, "it lacks config max_num_seqs"),
         ("workload", {"num_requests": 3}, "it lacks workload digest"),
+        ("workload", {"num_requests": "3", "digest": ""}, "it lacks workload num_requests"),
+        ("requests", {"a": 1}, 'it lacks what became of request "a"'),
+        ("requests", {"a": {"state": "WAITING"}}, 'it lacks what became of request "a"'),
     ],
 )
 def test_a_summary_that_is_not_whole_is_refused(write, tmp_path, name, value, told):
@@ -160,6 +163,27 @@ def test_a_summary_that_is_not_whole_is_refused(write, tmp_path, name, value, to
 
     assert answer.status == 2
     assert told in answer.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("finished_step", "late"),
+        ("first_token_step", [1]),
+        ("output_tokens", None),
+        ("num_preemptions", "x"),
+    ],
+)
+def test_a_fact_of_a_request_of_another_kind_is_refused(write, tmp_path, name, value):
+    path, saved = write("a.json"), tmp_path / "saved.json"
+    summary = json.loads(everbatch("simulate", path, "--json").out)
+    request_id = next(iter(summary["requests"]))
+    summary["requests"][request_id][name] = value
+    saved.write_text(json.dumps(summary))
+    answer = everbatch("compare", path, saved)
+
+    assert answer.status == 2
+    assert f'it lacks what became of request "{request_id}"' in answer.err
 
 
 def test_saved_summaries_are_compared_like_their_scenarios(write, tmp_path):
