@@ -2,12 +2,12 @@
 
 import json
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from server.fakes import EOS, byte_tokenizer
+from server.growing_text import looked_at_in
 
 from everbatch.engine.structured_outputs import StructuredOutputsParams
 from everbatch.server.tool_calls import CLOSE, Call, Tool, ToolStyle, style_of
@@ -133,26 +133,9 @@ def test_text_is_sent_as_soon_as_it_cannot_become_a_tag() -> None:
 
 
 def test_closing_tag_that_is_repeated_in_a_string_is_looked_at_once() -> None:
-    looked_at = 0
+    search, text = CloseSearch(), '{"' + 200 * CLOSE
 
-    class Counted(str):
-        """A text that counts what is looked at of it; its parts and sums count, too."""
-
-        def __add__(self, other: str) -> "Counted":
-            return Counted(str.__add__(self, other))
-
-        def __getitem__(self, key: Any) -> str:
-            nonlocal looked_at
-            part = str.__getitem__(self, key)
-            looked_at += len(part)
-            return part
-
-    search, text = CloseSearch(), Counted('{"')
-    for _ in range(200):
-        text = text + CLOSE
-        assert search.partition(text) == (text, "", "")
-
-    assert looked_at <= len(text)
+    assert looked_at_in(search, '{"', 200) <= len(text)
     assert search.partition(text + '"}' + CLOSE) == (text + '"}', CLOSE, "")
 
 

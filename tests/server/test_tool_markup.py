@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from server.growing_text import looked_at_in
 from server.markup import KOELN, call, found
 
 from everbatch.server.tool_calls import CLOSE, OPEN, Call, Tool, ToolStyle
@@ -168,25 +169,8 @@ def test_cutting_a_text_changes_nothing(pieces: list[str], written: str, cuts: s
 
 
 def test_closing_tag_that_is_repeated_in_an_argument_is_looked_at_once() -> None:
-    looked_at = 0
-
-    class Counted(str):
-        """A text that counts what is looked at of it; its sums count, too."""
-
-        def __add__(self, other: str) -> "Counted":
-            return Counted(str.__add__(self, other))
-
-        def __getitem__(self, key: Any) -> str:
-            nonlocal looked_at
-            part = str.__getitem__(self, key)
-            looked_at += len(part)
-            return part
-
-    search, text = FunctionEndSearch(), Counted(f"{FUNCTION}clock><parameter=a>")
-    for _ in range(200):
-        text = text + CLOSE
-        assert search.partition(text) == (text, "", "")
+    search, begin = FunctionEndSearch(), f"{FUNCTION}clock><parameter=a>"
 
     # Of each tag what stands just before it.
-    assert looked_at <= 200 * 50
-    assert search.partition(text + "</function>" + CLOSE)[1] == CLOSE
+    assert looked_at_in(search, begin, 200) <= 200 * 50
+    assert search.partition(begin + 200 * CLOSE + "</function>" + CLOSE)[1] == CLOSE
