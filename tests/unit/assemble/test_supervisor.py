@@ -148,10 +148,11 @@ def test_a_signal_while_it_waits_to_start_again_ends_it(tmp_path: Path) -> None:
 
 
 HANGS = """
-    def hang():
+    def hang(then=lambda: None):
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         control.sendall(READY)
+        then()
         time.sleep(600)
 """
 
@@ -206,13 +207,14 @@ def test_process_that_moves_is_let_be_and_so_is_one_that_loads(tmp_path: Path) -
 
 
 def test_process_that_hangs_when_it_is_to_stop_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "END_GRACE_S", 0.1)
-    script = in_turn("os.kill(os.getppid(), signal.SIGTERM); hang()")
+    script = in_turn("hang(lambda: os.kill(os.getppid(), signal.SIGTERM))")
     done = run(script, tmp_path, timeout_s=MIN_TIMEOUT_S)
 
     assert (done.num_starts, done.told) == (1, [])
+    assert "has not moved for 2.5 s" in caplog.text
 
 
 def test_a_process_of_its_own_has_no_supervisor() -> None:
