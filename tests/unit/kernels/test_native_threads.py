@@ -19,7 +19,8 @@ from everbatch.kernels import _native
 from everbatch.kernels.native import NativeStep, sample_with
 
 NUM_TOKENS = 400
-MOST_CALLS = 200
+MOST_CALLS = 2_000
+"""The shortest calls take 50 us, as long as it may take to wake a thread up."""
 LOOKING_NS = 50_000_000
 """Of CPU time a thread may take to find that there is no work; it looks for 1 ms."""
 
