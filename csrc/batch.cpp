@@ -1,6 +1,5 @@
 // What a batch must be, so that no kernel reads or writes outside an array; and attention over it.
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "network.hpp"
+#include "shares.hpp"
 
 namespace everbatch {
 namespace {
@@ -60,40 +60,6 @@ std::size_t tokens_together(const AttentionCall& call) {
 }
 
 std::size_t context_of(const AttentionTask& task) { return task.first_position + task.num_tokens; }
-
-// Parts in their order, cut into one run for each thread, which takes its own first and then what
-// others have left.
-class Shares {
- public:
-  // starts: the first part of each thread's run, and the end of the last one's.
-  explicit Shares(std::vector<std::size_t> starts)
-      : starts_(std::move(starts)), next_(starts_.size() - 1) {
-    for (std::size_t run = 0; run < next_.size(); ++run) next_[run].index = starts_[run];
-  }
-
-  struct Taken {
-    std::size_t index;
-    bool has_next;  // the part after it belongs to the same run
-  };
-
-  // Take a part; called as often as there are parts.
-  Taken take(std::size_t thread) {
-    for (std::size_t run = thread;; run = (run + 1) % next_.size()) {
-      const std::size_t end = starts_[run + 1];
-      if (next_[run].index.load(std::memory_order_relaxed) >= end) continue;
-      const std::size_t index = next_[run].index.fetch_add(1, std::memory_order_relaxed);
-      if (index < end) return {index, index + 1 < end};
-    }
-  }
-
- private:
-  struct alignas(kLineBytes) Next {
-    std::atomic<std::size_t> index;
-  };
-
-  std::vector<std::size_t> starts_;
-  std::vector<Next> next_;
-};
 
 // Run the tasks, long ones cut where there are too few for all threads; the cut changes no bit.
 // first_tokens: of each thread's share, and the end of the last one.

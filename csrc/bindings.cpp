@@ -11,11 +11,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "bindings.hpp"
 #include "bindings_sampling.hpp"
@@ -33,8 +36,33 @@ std::vector<float> copied_or_empty(const std::optional<Floats>& array) {
   return array ? copied<float>(*array) : std::vector<float>();
 }
 
+// Each by the name that leaves it out.
+constexpr std::pair<const char*, bool Optimisations::*> kOptimisations[] = {
+    {"huge-pages", &Optimisations::has_huge_pages},
+    {"kv-ahead", &Optimisations::has_kv_ahead},
+    {"own-pieces", &Optimisations::has_own_pieces},
+};
+
+std::vector<std::string> optimisations() {
+  std::vector<std::string> names;
+  for (const auto& [name, has] : kOptimisations) names.push_back(name);
+  return names;
+}
+
+Optimisations all_but(const std::vector<std::string>& names) {
+  Optimisations wanted;
+  for (const std::string& name : names) {
+    const auto* found = std::find_if(std::begin(kOptimisations), std::end(kOptimisations),
+                                     [&](const auto& known) { return known.first == name; });
+    require(found != std::end(kOptimisations), "there is no optimisation '" + name + "'");
+    wanted.*found->second = false;
+  }
+  return wanted;
+}
+
 std::shared_ptr<Runtime> make_runtime(int num_threads, const std::optional<std::string>& path,
-                                      const std::optional<std::vector<int>>& cpus) {
+                                      const std::optional<std::vector<int>>& cpus,
+                                      const std::vector<std::string>& without) {
   require(num_threads >= 1 && num_threads <= ThreadPool::kMaxThreads,
           "num_threads must lie in [1, " + std::to_string(ThreadPool::kMaxThreads) + "], got " +
               std::to_string(num_threads));
@@ -42,7 +70,7 @@ std::shared_ptr<Runtime> make_runtime(int num_threads, const std::optional<std::
           "there must be one CPU for each thread");
   try {
     return std::make_shared<Runtime>(num_threads, path.value_or(available_paths().front()),
-                                     cpus.value_or(std::vector<int>()));
+                                     cpus.value_or(std::vector<int>()), all_but(without));
   } catch (const std::system_error& error) {
     const std::string wish = cpus ? " threads on these CPUs (" : " threads (";
     throw std::invalid_argument("the system does not give " + std::to_string(num_threads) + wish +
@@ -274,12 +302,14 @@ NB_MODULE(_native, module) {
   using namespace everbatch;
 
   module.def("available_paths", &available_paths);
+  module.def("optimisations", &optimisations);
   module.def("attention", &attention, "runtime"_a, "queries"_a.noconvert(), "keys"_a.noconvert(),
              "values"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
              "block_tables"_a.noconvert(), "out"_a.noconvert());
 
   nb::class_<Runtime>(module, "Runtime")
-      .def(nb::new_(&make_runtime), "num_threads"_a, "path"_a = nb::none(), "cpus"_a = nb::none())
+      .def(nb::new_(&make_runtime), "num_threads"_a, "path"_a = nb::none(), "cpus"_a = nb::none(),
+           "without"_a = std::vector<std::string>())
       .def_prop_ro("num_threads", [](const Runtime& self) { return self.pool.num_threads(); })
       .def_prop_ro("cpus", [](const Runtime& self) { return self.pool.cpus(); })
       .def_prop_ro("path", [](const Runtime& self) { return self.path_name; });

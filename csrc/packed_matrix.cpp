@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+
+#include "shares.hpp"
 
 namespace everbatch {
 namespace {
@@ -60,7 +63,8 @@ PackedMatrix::PackedMatrix(Runtime& runtime, const std::vector<MatrixPart>& part
   num_panels_ = arrangement == Arrangement::kInterleaved
                     ? div_ceil(parts[0].num_outputs, kHalfColumns)
                     : div_ceil(num_outputs_, kPanelColumns);
-  panels_ = AlignedBuffer<Bf16>(num_panels_ * panel_values());
+  const auto memory = runtime.weights.take(num_panels_ * panel_values() * sizeof(Bf16));
+  panels_ = {memory, reinterpret_cast<Bf16*>(memory.get())};
   if (parts[0].bias != nullptr) bias_ = AlignedBuffer<float>(num_panels_ * kPanelColumns);
   runtime.pool.run(num_panels_, [&](std::size_t panel, int) { pack_panel(parts, panel); });
 }
@@ -83,7 +87,7 @@ PackedMatrix::Source PackedMatrix::source_of(const std::vector<MatrixPart>& part
 }
 
 void PackedMatrix::pack_panel(const std::vector<MatrixPart>& parts, std::size_t panel) {
-  Bf16* out = panels_.data() + panel * panel_values();
+  Bf16* out = panels_.get() + panel * panel_values();
   for (std::size_t lane = 0; lane < kPanelColumns; ++lane) {
     const std::size_t column = panel * kPanelColumns + lane;
     const Source source = source_of(parts, column);
@@ -99,11 +103,32 @@ GemmCall PackedMatrix::call_of(const Bf16* x, std::size_t x_stride) const {
   GemmCall call{};
   call.x = x;
   call.x_stride = x_stride;
-  call.panels = panels_.data();
+  call.panels = panels_.get();
   call.panel_stride = panel_values();
   call.num_k_pairs = num_k_pairs_;
   call.bias = bias_.size() != 0 ? bias_.data() : nullptr;
   return call;
+}
+
+// Call task(piece, thread) for each piece of a product. Few rows wait for their weights, so each thread
+// takes pieces that lie one after the other in memory; with many, both read the same weights of a block
+// at about the same time.
+template <typename Task>
+void PackedMatrix::run_pieces(Runtime& runtime, const Cut& cut, Task&& task) const {
+  const std::size_t num_pieces = cut.num_blocks * cut.num_pieces;
+  if (cut.num_blocks > 1 || !runtime.optimisations.has_own_pieces) {
+    runtime.pool.run(num_pieces, task);
+    return;
+  }
+  const auto num_threads = static_cast<std::size_t>(runtime.pool.num_threads());
+  std::vector<std::size_t> starts;
+  for (std::size_t thread = 0; thread <= num_threads; ++thread) {
+    starts.push_back(num_pieces * thread / num_threads);
+  }
+  Shares shares(std::move(starts));
+  runtime.pool.run(num_pieces, [&](std::size_t, int thread) {
+    task(shares.take(static_cast<std::size_t>(thread)).index, thread);
+  });
 }
 
 void PackedMatrix::multiply(Runtime& runtime, const Bf16* x, std::size_t x_stride,
@@ -133,7 +158,7 @@ void PackedMatrix::find_largest(Runtime& runtime, const Bf16* x, std::size_t x_s
   const Cut cut = cut_for(runtime, num_rows);
   // What each piece of columns has of each row.
   std::vector<LargestOfPiece> found(cut.num_pieces * num_rows);
-  runtime.pool.run(cut.num_blocks * cut.num_pieces, [&](std::size_t index, int) {
+  run_pieces(runtime, cut, [&](std::size_t index, int) {
     const std::size_t row = index / cut.num_pieces * cut.block_rows;
     const std::size_t piece = index % cut.num_pieces;
     const std::size_t count = std::min(num_rows - row, cut.block_rows);
@@ -175,7 +200,7 @@ PackedMatrix::Cut PackedMatrix::cut_for(const Runtime& runtime, std::size_t num_
 void PackedMatrix::multiply_by_path(Runtime& runtime, const GemmCall& call,
                                     std::size_t num_rows, KvAhead* ahead) const {
   const Cut cut = cut_for(runtime, num_rows);
-  runtime.pool.run(cut.num_blocks * cut.num_pieces, [&](std::size_t index, int thread) {
+  run_pieces(runtime, cut, [&](std::size_t index, int thread) {
     const std::size_t row = index / cut.num_pieces * cut.block_rows;
     const std::size_t panel = index % cut.num_pieces * cut.panels;
     const Range rows{row, std::min(num_rows, row + cut.block_rows)};
@@ -190,7 +215,7 @@ void PackedMatrix::multiply_by_path(Runtime& runtime, const GemmCall& call,
 }
 
 void PackedMatrix::read_output(std::size_t output, float* out) const {
-  const Bf16* panel = panels_.data() + output / kPanelColumns * panel_values();
+  const Bf16* panel = panels_.get() + output / kPanelColumns * panel_values();
   const std::size_t lane = output % kPanelColumns;
   for (std::size_t k = 0; k < num_inputs_; ++k) {
     out[k] = to_float(panel[k / 2 * kPanelPairValues + 2 * lane + k % 2]);

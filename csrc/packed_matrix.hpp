@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "aligned_buffer.hpp"
@@ -64,7 +65,7 @@ class PackedMatrix {
   std::size_t num_inputs() const { return num_inputs_; }
   // Of a product with so many rows: rows times panels times pairs of inputs.
   std::size_t work(std::size_t num_rows) const { return num_rows * num_panels_ * num_k_pairs_; }
-  std::size_t num_bytes() const { return panels_.num_bytes() + bias_.num_bytes(); }
+  std::size_t num_bytes() const { return num_panels_ * panel_values() * sizeof(Bf16) + bias_.num_bytes(); }
 
  private:
   struct Source {
@@ -83,6 +84,8 @@ class PackedMatrix {
   Source source_of(const std::vector<MatrixPart>& parts, std::size_t column) const;
   void pack_panel(const std::vector<MatrixPart>& parts, std::size_t panel);
   Cut cut_for(const Runtime& runtime, std::size_t num_rows) const;
+  template <typename Task>
+  void run_pieces(Runtime& runtime, const Cut& cut, Task&& task) const;
   void multiply_by_path(Runtime& runtime, const GemmCall& call, std::size_t num_rows,
                         KvAhead* ahead) const;
   GemmCall call_of(const Bf16* x, std::size_t x_stride) const;
@@ -93,7 +96,7 @@ class PackedMatrix {
   std::size_t num_inputs_ = 0;
   std::size_t num_k_pairs_ = 0;
   std::size_t num_panels_ = 0;
-  AlignedBuffer<Bf16> panels_;
+  std::shared_ptr<Bf16> panels_;  // [num_panels, panel_values]
   AlignedBuffer<float> bias_;  // in the order of columns; empty without
 };
 

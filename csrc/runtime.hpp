@@ -1,4 +1,4 @@
-// Threads and the path of the CPU: what every operation needs beside its operands.
+// Threads, the path of the CPU, memory for weights: what every operation needs beside its operands.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 
 #include "dispatch.hpp"
 #include "thread_pool.hpp"
+#include "weight_memory.hpp"
 
 namespace everbatch {
 
@@ -19,12 +20,22 @@ constexpr std::size_t round_up(std::size_t size, std::size_t step) {
   return div_ceil(size, step) * step;
 }
 
+// What may be left out, to see what it is good for. No result depends on it.
+struct Optimisations {
+  bool has_huge_pages = true;  // WeightMemory
+  bool has_kv_ahead = true;    // KvAhead
+  bool has_own_pieces = true;  // PackedMatrix::run_pieces
+};
+
 class Runtime {
  public:
-  Runtime(int num_threads, std::string path, std::vector<int> cpus = {})
+  Runtime(int num_threads, std::string path, std::vector<int> cpus = {},
+          const Optimisations& wanted = {})
       : kernels(kernels_of(path)),
         path_name(std::move(path)),
-        pool(num_threads, std::move(cpus)) {}
+        optimisations(wanted),
+        pool(num_threads, std::move(cpus)),
+        weights(wanted.has_huge_pages) {}
 
   // Call part(Range, thread) for pieces of [0, size), each of `step` or fewer.
   template <typename Part>
@@ -36,7 +47,9 @@ class Runtime {
 
   const PathKernels& kernels;
   const std::string path_name;
+  const Optimisations optimisations;
   ThreadPool pool;
+  WeightMemory weights;
 };
 
 }  // namespace everbatch

@@ -5,7 +5,7 @@ answered together, under every option that decides what shares a step. Half of t
 a draw moves with any bit of a row of logits, and all tell log probabilities, which are those bits.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +17,8 @@ from native_kernels import PATHS, backend
 from everbatch.engine.engine import EngineRequest
 from everbatch.engine.executor import TokenLogprobs
 from everbatch.engine.sampling_params import SamplingParams
+from everbatch.kernels import _native
+from everbatch.kernels.native import NativeKernels
 from everbatch.models.config import ModelConfig
 from everbatch.models.llama import LlamaForCausalLM
 from everbatch.models.weights import load_model
@@ -119,6 +121,14 @@ def test_answers_are_those_of_each_request_alone(option: str, num_threads: int) 
     assert_did_what_it_is_for(option, found)
     assert answers(found) == alone()
     assert all(logprobs is not None for _, row in answers(found).values() for logprobs in row)
+
+
+@pytest.mark.parametrize("left_out", _native.optimisations())
+def test_answers_are_the_same_without_an_optimisation(left_out: str) -> None:
+    kernels = partial(NativeKernels, runtime=_native.Runtime(2, PATHS[0], None, [left_out]))
+    network = LlamaForCausalLM(TINY, random_tensors(TINY), kernels)
+
+    assert answers(run(network, make_requests(TINY), **OPTIONS["64 together"])) == alone()
 
 
 @pytest.mark.parametrize("path", PATHS[1:])

@@ -17,6 +17,9 @@ _Bf16s = NDArray[np.uint16]
 def available_paths() -> list[str]:
     """Names of the paths that this CPU runs, fastest first."""
 
+def optimisations() -> list[str]:
+    """Names of what a Runtime may be without. No result depends on it (docs/kernels.md)."""
+
 def attention(
     runtime: Runtime,
     queries: _Bf16s,
@@ -39,10 +42,14 @@ def uniform(seed: int, position: int) -> float:
 
 class Runtime:
     """Threads and a path. cpus: one for each thread, which then runs there alone; the first is the
-    caller's while it is in the operations of a step."""
+    caller's while it is in the operations of a step. without: names out of optimisations()."""
 
     def __init__(
-        self, num_threads: int, path: str | None = None, cpus: Sequence[int] | None = None
+        self,
+        num_threads: int,
+        path: str | None = None,
+        cpus: Sequence[int] | None = None,
+        without: Sequence[str] = (),
     ) -> None: ...
     @property
     def cpus(self) -> list[int]:

@@ -27,6 +27,9 @@ from everbatch.kernels.weights import LayerWeights, NetworkShape, NetworkWeights
 PATH_VARIABLE = "EVERBATCH_CPU_PATH"
 """Names the path to use, for tests and comparisons: avx512, avx2 or portable."""
 
+WITHOUT_VARIABLE = "EVERBATCH_WITHOUT"
+"""Names optimisations to leave out, with commas between them, for comparisons (docs/kernels.md)."""
+
 KV_DTYPE = np.uint16
 """The bits of bfloat16."""
 
@@ -119,8 +122,8 @@ class NativeKernels:
 
 def make_runtime(num_threads: int | None = None, *, pin: bool = False) -> _native.Runtime:
     """Give threads, None: one for each physical core we may use, on the path of the CPU that the
-    environment names, or else the fastest; `pin`: each on a CPU of its own. ConfigError where one
-    of them cannot be."""
+    environment names, or else the fastest, and with all optimisations but those that it names;
+    `pin`: each on a CPU of its own. ConfigError where one of them cannot be."""
     path = os.environ.get(PATH_VARIABLE) or None
     known = _native.available_paths()
     if path is not None and path not in known:
@@ -128,10 +131,18 @@ def make_runtime(num_threads: int | None = None, *, pin: bool = False) -> _nativ
             f"{PATH_VARIABLE} is {path!r}, this CPU runs {', '.join(known)}: name one of these, or "
             "unset it for the fastest"
         )
+    names = os.environ.get(WITHOUT_VARIABLE, "").split(",")
+    without = [name.strip() for name in names if name.strip()]
+    for name in without:
+        if name not in _native.optimisations():
+            raise ConfigError(
+                f"{WITHOUT_VARIABLE} holds {name!r}, what may be left out is "
+                f"{', '.join(_native.optimisations())}: name some of these, or unset it for all"
+            )
     num_threads = num_threads or num_physical_cores()
     cpus = cpus_to_pin(num_threads) if pin else None
     try:
-        return _native.Runtime(num_threads, path, cpus)
+        return _native.Runtime(num_threads, path, cpus, without)
     except ValueError as error:
         raise ConfigError(f"native kernels: {error}") from error
 

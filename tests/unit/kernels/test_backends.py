@@ -62,6 +62,21 @@ def test_path_that_this_cpu_does_not_run_is_refused(monkeypatch: pytest.MonkeyPa
         choose_backend("native", 1)
 
 
+@pytest.mark.skipif(not util.find_spec(EXTENSION), reason="was not built")
+def test_environment_leaves_optimisations_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERBATCH_WITHOUT", "kv-ahead, huge-pages,")
+
+    assert choose_backend("native", 1).name.startswith("native, ")
+
+
+@pytest.mark.skipif(not util.find_spec(EXTENSION), reason="was not built")
+def test_unknown_optimisation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERBATCH_WITHOUT", "kv-ahead,magic")
+
+    with pytest.raises(ConfigError, match=r"EVERBATCH_WITHOUT holds 'magic', .*own-pieces: name"):
+        choose_backend("native", 1)
+
+
 def test_reference_is_chosen_by_name() -> None:
     backend = choose_backend("reference", 1)
 
