@@ -14,9 +14,14 @@
 namespace everbatch::EVERBATCH_PATH {
 namespace {
 
-// The weights of one step come from memory: asking for them so far ahead, 4 KiB, hides most of its
-// latency.
-[[maybe_unused]] constexpr std::size_t kPrefetchValues = 2048;
+// The first tile of a panel reads its weights out of memory, the others what the first one has read.
+enum class Tile { kFirst, kLater };
+
+// From memory 6 KiB ahead, which hides its latency, and into the second cache: of lines that are asked
+// for into the first one, a core has too few under way to read as fast as the memory gives. From there
+// 1 KiB ahead, as a panel is larger than the first cache.
+[[maybe_unused]] constexpr std::size_t kFarAhead = 3072;
+[[maybe_unused]] constexpr std::size_t kNearAhead = 512;
 
 // Some of what is needed after the product is asked for every so many pairs of its K.
 constexpr std::size_t kPairsPerPart = 16;
@@ -27,7 +32,7 @@ constexpr std::size_t kPairsPerPart = 16;
 constexpr int kMaxTileRows = 12;
 
 // One instruction multiplies and adds both values of a pair.
-template <int Rows>
+template <int Rows, Tile kTile>
 void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile,
                    LinesAhead& ahead) {
   __m512 sums[Rows][2];
@@ -38,8 +43,13 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float
     if (k % kPairsPerPart == 0) ahead.some();
     const auto weights_0 = (__m512bh)_mm512_load_si512(panel);
     const auto weights_1 = (__m512bh)_mm512_load_si512(panel + kPanelColumns);
-    _mm_prefetch(panel + kPrefetchValues, _MM_HINT_T0);
-    _mm_prefetch(panel + kPrefetchValues + kPanelColumns, _MM_HINT_T0);
+    if constexpr (kTile == Tile::kFirst) {
+      _mm_prefetch(panel + kFarAhead, _MM_HINT_T1);
+      _mm_prefetch(panel + kFarAhead + kPanelColumns, _MM_HINT_T1);
+    } else {
+      _mm_prefetch(panel + kNearAhead, _MM_HINT_T0);
+      _mm_prefetch(panel + kNearAhead + kPanelColumns, _MM_HINT_T0);
+    }
 #pragma GCC unroll 12
     for (int row = 0; row < Rows; ++row) {
       const std::uint32_t pair = load_pair(x + row * call.x_stride + 2 * k);
@@ -61,7 +71,7 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float
 constexpr int kMaxTileRows = 4;
 
 // A pair of bf16 is two float32 without their lower halves: shifted up, and masked.
-template <int Rows>
+template <int Rows, Tile kTile>
 void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile,
                    LinesAhead& ahead) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
@@ -74,7 +84,11 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float
       const auto* weights = reinterpret_cast<const __m256i*>(values);
       const __m256i pairs_0 = _mm256_load_si256(weights);
       const __m256i pairs_1 = _mm256_load_si256(weights + 1);
-      _mm_prefetch(reinterpret_cast<const char*>(values + kPrefetchValues), _MM_HINT_T0);
+      if constexpr (kTile == Tile::kFirst) {
+        _mm_prefetch(reinterpret_cast<const char*>(values + kFarAhead), _MM_HINT_T1);
+      } else {
+        _mm_prefetch(reinterpret_cast<const char*>(values + kNearAhead), _MM_HINT_T0);
+      }
       const __m256 even_0 = _mm256_castsi256_ps(_mm256_slli_epi32(pairs_0, 16));
       const __m256 even_1 = _mm256_castsi256_ps(_mm256_slli_epi32(pairs_1, 16));
       const __m256 odd_0 = _mm256_castsi256_ps(_mm256_and_si256(pairs_0, upper));
@@ -102,7 +116,7 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float
 
 constexpr int kMaxTileRows = 2;
 
-template <int Rows>
+template <int Rows, Tile kTile>
 void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float* tile,
                    LinesAhead& ahead) {
   for (std::size_t half = 0; half < kPanelColumns; half += kHalfColumns) {
@@ -135,15 +149,19 @@ void multiply_tile(const GemmCall& call, const Bf16* x, const Bf16* panel, float
 
 using MultiplyTile = void (*)(const GemmCall&, const Bf16*, const Bf16*, float*, LinesAhead&);
 
-template <int Rows>
+template <Tile kTile, int Rows>
 constexpr void fill(MultiplyTile (&by_rows)[kMaxTileRows + 1]) {
-  by_rows[Rows] = multiply_tile<Rows>;
-  if constexpr (Rows > 1) fill<Rows - 1>(by_rows);
+  by_rows[Rows] = multiply_tile<Rows, kTile>;
+  if constexpr (Rows > 1) fill<kTile, Rows - 1>(by_rows);
 }
 
 struct TileTable {
-  MultiplyTile by_rows[kMaxTileRows + 1] = {};
-  constexpr TileTable() { fill<kMaxTileRows>(by_rows); }
+  MultiplyTile first[kMaxTileRows + 1] = {};
+  MultiplyTile later[kMaxTileRows + 1] = {};
+  constexpr TileTable() {
+    fill<Tile::kFirst, kMaxTileRows>(first);
+    fill<Tile::kLater, kMaxTileRows>(later);
+  }
 };
 constexpr TileTable kTiles;
 
@@ -258,7 +276,8 @@ void gemm(const GemmCall& call, Range rows, Range panels) {
     for (std::size_t index = 0; index < num_tiles; ++index) {
       const std::size_t row = rows.first + index * size / num_tiles;
       const std::size_t num_rows = rows.first + (index + 1) * size / num_tiles - row;
-      kTiles.by_rows[num_rows](call, call.x + row * call.x_stride, weights, tile, ahead);
+      const MultiplyTile multiply = (index == 0 ? kTiles.first : kTiles.later)[num_rows];
+      multiply(call, call.x + row * call.x_stride, weights, tile, ahead);
       if (call.bias != nullptr) add_bias(call.bias + panel * kPanelColumns, num_rows, tile);
       switch (call.output) {
         case GemmOutput::kStore:
