@@ -63,7 +63,7 @@ PackedMatrix::PackedMatrix(Runtime& runtime, const std::vector<MatrixPart>& part
   num_panels_ = arrangement == Arrangement::kInterleaved
                     ? div_ceil(parts[0].num_outputs, kHalfColumns)
                     : div_ceil(num_outputs_, kPanelColumns);
-  const auto memory = runtime.weights.take(num_panels_ * panel_values() * sizeof(Bf16));
+  const auto memory = runtime.weights.take(panel_bytes());
   panels_ = {memory, reinterpret_cast<Bf16*>(memory.get())};
   if (parts[0].bias != nullptr) bias_ = AlignedBuffer<float>(num_panels_ * kPanelColumns);
   runtime.pool.run(num_panels_, [&](std::size_t panel, int) { pack_panel(parts, panel); });
@@ -111,8 +111,8 @@ GemmCall PackedMatrix::call_of(const Bf16* x, std::size_t x_stride) const {
 }
 
 // Call task(piece, thread) for each piece of a product. Few rows wait for their weights, so each thread
-// takes pieces that lie one after the other in memory; with many, both read the same weights of a block
-// at about the same time.
+// takes pieces that lie one after the other in memory; with many, all read the same weights for a block
+// of rows at about the same time.
 template <typename Task>
 void PackedMatrix::run_pieces(Runtime& runtime, const Cut& cut, Task&& task) const {
   const std::size_t num_pieces = cut.num_blocks * cut.num_pieces;

@@ -65,7 +65,7 @@ class PackedMatrix {
   std::size_t num_inputs() const { return num_inputs_; }
   // Of a product with so many rows: rows times panels times pairs of inputs.
   std::size_t work(std::size_t num_rows) const { return num_rows * num_panels_ * num_k_pairs_; }
-  std::size_t num_bytes() const { return num_panels_ * panel_values() * sizeof(Bf16) + bias_.num_bytes(); }
+  std::size_t num_bytes() const { return panel_bytes() + bias_.num_bytes(); }
 
  private:
   struct Source {
@@ -90,6 +90,7 @@ class PackedMatrix {
                         KvAhead* ahead) const;
   GemmCall call_of(const Bf16* x, std::size_t x_stride) const;
   std::size_t panel_values() const { return num_k_pairs_ * kPanelPairValues; }
+  std::size_t panel_bytes() const { return num_panels_ * panel_values() * sizeof(Bf16); }
 
   Arrangement arrangement_;
   std::size_t num_outputs_ = 0;
