@@ -49,6 +49,14 @@ std::vector<std::string> optimisations() {
   return names;
 }
 
+std::vector<std::string> left_out(const Runtime& runtime) {
+  std::vector<std::string> names;
+  for (const auto& [name, has] : kOptimisations) {
+    if (!(runtime.optimisations.*has)) names.push_back(name);
+  }
+  return names;
+}
+
 Optimisations all_but(const std::vector<std::string>& names) {
   Optimisations wanted;
   for (const std::string& name : names) {
@@ -312,6 +320,7 @@ NB_MODULE(_native, module) {
            "without"_a = std::vector<std::string>())
       .def_prop_ro("num_threads", [](const Runtime& self) { return self.pool.num_threads(); })
       .def_prop_ro("cpus", [](const Runtime& self) { return self.pool.cpus(); })
+      .def_prop_ro("without", &left_out)
       .def_prop_ro("path", [](const Runtime& self) { return self.path_name; });
 
   nb::class_<PackedMatrix>(module, "Matrix")

@@ -37,7 +37,7 @@ KvAhead::KvAhead(const Runtime& runtime, const Batch& batch, const KvView& kv,
       slot_bytes_(slot_values * sizeof(Bf16)),
       layer_bytes_(kv.num_blocks * kv.block_size * slot_bytes_),
       threads_(static_cast<std::size_t>(runtime.pool.num_threads())) {
-  if (batch.num_tokens() < kMinRows) return;
+  if (batch.num_tokens() < kMinRows || !runtime.optimisations.has_kv_ahead) return;
   const std::vector<std::size_t> first_rows = rows_of_threads(batch, threads_.size());
   const std::size_t most_lines = most_bytes() / kLineBytes / threads_.size();
   for (std::size_t thread = 0; thread < threads_.size(); ++thread) {

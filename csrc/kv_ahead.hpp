@@ -20,7 +20,8 @@ struct KvView;
 class KvAhead {
  public:
   // slot_values: how many a slot holds of a layer's keys, and as many of its values.
-  // Nothing is asked for where the batch is small, as its products wait for memory themselves.
+  // Nothing is asked for where the batch is small, as its products wait for memory themselves, or
+  // where the runtime is without this.
   KvAhead(const Runtime& runtime, const Batch& batch, const KvView& kv, std::size_t slot_values);
 
   // From now on, ask for `layer`, before whose attention products of so much work follow the next

@@ -88,7 +88,6 @@ void Step::embed() {
 // What to ask for during a product, before attention of `layer`; null after the last layer.
 KvAhead* Step::ahead_of(std::size_t layer, std::size_t work_after) {
   if (layer == network_->layers_.size()) return nullptr;
-  if (!network_->runtime_->optimisations.has_kv_ahead) return nullptr;
   ahead_->aim(layer, work_after);
   return &*ahead_;
 }
