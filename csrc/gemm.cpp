@@ -17,9 +17,9 @@ namespace {
 // The first tile of a panel reads its weights out of memory, the others what the first one has read.
 enum class Tile { kFirst, kLater };
 
-// From memory 6 KiB ahead, which hides its latency, and into the second cache: of lines that are asked
-// for into the first one, a core has too few under way to read as fast as the memory gives. From there
-// 1 KiB ahead, as a panel is larger than the first cache.
+// From memory 6 KiB ahead, which hides its latency, and into the second cache: into the first one it is
+// slower (docs/kernels.md), probably as a core has fewer requests under way for that. From there 1 KiB
+// ahead, as a panel is larger than the first cache.
 [[maybe_unused]] constexpr std::size_t kFarAhead = 3072;
 [[maybe_unused]] constexpr std::size_t kNearAhead = 512;
 

@@ -10,6 +10,7 @@
 #endif
 
 #include "aligned_buffer.hpp"
+#include "runtime.hpp"
 
 namespace everbatch {
 namespace {
@@ -17,10 +18,6 @@ namespace {
 // Of x86-64; elsewhere it is only a size.
 constexpr std::size_t kHugePage = 2 << 20;
 constexpr std::size_t kChunkBytes = 16 * kHugePage;
-
-constexpr std::size_t rounded_up(std::size_t size, std::size_t step) {
-  return (size + step - 1) / step * step;
-}
 
 std::shared_ptr<std::byte> new_chunk(std::size_t size, bool has_huge_pages) {
   std::shared_ptr<std::byte> chunk(static_cast<std::byte*>(std::aligned_alloc(kHugePage, size)),
@@ -38,9 +35,9 @@ std::shared_ptr<std::byte> new_chunk(std::size_t size, bool has_huge_pages) {
 std::shared_ptr<std::byte> WeightMemory::take(std::size_t num_bytes) {
   if (num_bytes > SIZE_MAX - kChunkBytes) throw std::bad_alloc();
   const std::lock_guard lock(one_caller_);
-  const std::size_t needed = rounded_up(num_bytes, kAlignment);
+  const std::size_t needed = round_up(num_bytes, kAlignment);
   if (needed > size_ - num_used_) {
-    const std::size_t size = std::max(rounded_up(needed, kHugePage), kChunkBytes);
+    const std::size_t size = std::max(round_up(needed, kHugePage), kChunkBytes);
     chunk_ = new_chunk(size, has_huge_pages_);
     size_ = size;
     num_used_ = 0;
